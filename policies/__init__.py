@@ -1,0 +1,1 @@
+"""Policies: pure decisions over opaque keys and plain numbers. They know no block and no byte."""

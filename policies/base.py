@@ -1,0 +1,75 @@
+"""What a policy is: a decision over opaque keys and plain numbers, and nothing else.
+
+An eviction policy never sees a block, a byte or a reference count, and has no clock of its own.
+The pool tells it what happened (`insert`, `touch`, `remove`) and asks whom it would give up first
+(`victims`); which of those may really go is the pool's business. `victims` changes nothing, so a
+failed allocation changes nothing. The pool then says `evict(key)` for each one it gave up.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+Key = Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One request, as far as a policy may know it: when it came (seconds, any origin)."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One layer as a block-size policy sees it: bytes of K and V a token, and its window."""
+
+    index: int
+    nbytes_per_token: int
+    window: int | None  # tokens a sliding-window layer looks back; None for full attention
+
+
+class EvictionPolicy(ABC):
+    """An order over the resident keys of one pool."""
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity`: how many keys the pool can hold, a size for ghost lists; see `resize`."""
+        self.capacity = capacity
+
+    def resize(self, capacity: int) -> None:
+        """The pool now holds up to `capacity` keys."""
+        self.capacity = capacity
+
+    @abstractmethod
+    def insert(self, key: Key, parent: Key | None, access: Access) -> None:
+        """`key` has become resident; `parent` precedes it in its sequence. No use yet."""
+
+    @abstractmethod
+    def touch(self, path: Sequence[Key], access: Access) -> None:
+        """One request used `path`: resident keys, in token order, head of the sequence first."""
+
+    @abstractmethod
+    def remove(self, key: Key) -> None:
+        """`key` has left the pool for a reason that was not this policy's choice."""
+
+    @abstractmethod
+    def victims(self) -> Iterator[Key]:
+        """Yield the resident keys, the first to give up first. Changes nothing.
+
+        Valid until the next call of another method.
+        """
+
+    def evict(self, key: Key) -> None:
+        """The pool gave up `key`, one of `victims()`. Ghost lists remember it here."""
+        self.remove(key)
+
+
+class BlockSizePolicy(ABC):
+    """Chooses how many tokens a block has, for each layer, once per namespace."""
+
+    @abstractmethod
+    def sizes(self, layers: Sequence[LayerShape]) -> list[int]:
+        """The block size in tokens of each of `layers`, in order.
+
+        Layers with equal size and window become one layer group.
+        """

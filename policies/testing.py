@@ -1,0 +1,183 @@
+"""The promises of an eviction policy as tests, shipped for whoever writes one.
+
+Subclass `PolicyTests`, supply `make`, and pytest runs them all on your policy. They check what the
+pool relies on and nothing else: which key goes first is the policy's own affair, so is what it
+remembers of keys that are gone. Needs pytest and hypothesis.
+"""
+
+import random
+import tracemalloc
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.base import Access, EvictionPolicy, Key
+
+_OPERATIONS = ("insert", "insert", "insert", "touch", "touch", "evict", "remove", "resize", "peek")
+
+
+class PolicyTests(ABC):
+    """The conformance suite of `EvictionPolicy`."""
+
+    @abstractmethod
+    def make(self, capacity: int) -> EvictionPolicy:
+        """A new policy of the kind under test, with nothing resident."""
+
+    @pytest.fixture
+    def policy(self) -> EvictionPolicy:
+        """Five keys in one sequence, 1 to 5, used once."""
+        return self._filled([1, 2, 3, 4, 5])
+
+    def test_an_empty_policy_has_no_victims(self) -> None:
+        assert list(self.make(8).victims()) == []
+
+    def test_every_resident_key_is_a_victim_exactly_once(self, policy: EvictionPolicy) -> None:
+        assert sorted(policy.victims()) == [1, 2, 3, 4, 5]  # type: ignore[type-var]
+
+    def test_a_key_that_was_never_used_is_a_victim_too(self) -> None:
+        policy = self.make(8)
+        policy.insert(1, None, Access(0.0))
+        assert list(policy.victims()) == [1]
+
+    def test_asking_for_victims_changes_nothing(self, policy: EvictionPolicy) -> None:
+        before = list(policy.victims())
+        next(policy.victims())
+        half = policy.victims()
+        assert [next(half), next(half)] == before[:2]
+        assert list(policy.victims()) == before
+
+    def test_victims_are_found_only_as_they_are_asked_for(self) -> None:
+        policy = self._filled(list(range(20_000)))
+        victims = policy.victims()
+        assert isinstance(victims, Iterator)
+        tracemalloc.start()
+        try:
+            next(policy.victims())
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 40_000, f"{peak} bytes to find the first of 20,000 victims"
+
+    def test_an_evicted_key_is_no_longer_a_victim(self, policy: EvictionPolicy) -> None:
+        first, *others = policy.victims()
+        policy.evict(first)
+        assert set(policy.victims()) == set(others)
+
+    def test_any_victim_may_be_evicted_not_only_the_first(self, policy: EvictionPolicy) -> None:
+        *others, last = policy.victims()
+        policy.evict(last)
+        assert set(policy.victims()) == set(others)
+
+    def test_a_removed_key_is_no_longer_a_victim(self, policy: EvictionPolicy) -> None:
+        policy.remove(3)
+        assert set(policy.victims()) == {1, 2, 4, 5}
+
+    @pytest.mark.parametrize("leave", ["evict", "remove"])
+    def test_a_key_that_left_may_come_back(self, policy: EvictionPolicy, leave: str) -> None:
+        getattr(policy, leave)(5)
+        policy.insert(5, 4, Access(2.0))
+        policy.touch([1, 2, 3, 4, 5], Access(2.0))
+        assert set(policy.victims()) == {1, 2, 3, 4, 5}
+        assert len(list(policy.victims())) == 5
+
+    def test_a_parent_need_not_be_resident(self) -> None:
+        policy = self.make(8)
+        policy.insert(2, 1, Access(0.0))
+        policy.touch([2], Access(0.0))
+        assert list(policy.victims()) == [2]
+
+    def test_touching_a_path_keeps_the_resident_keys(self, policy: EvictionPolicy) -> None:
+        policy.touch([1, 2, 3], Access(2.0))
+        policy.touch([], Access(3.0))
+        assert set(policy.victims()) == {1, 2, 3, 4, 5}
+
+    @pytest.mark.parametrize("capacity", [1, 5, 1000])
+    def test_resizing_gives_nothing_up_by_itself(
+        self, policy: EvictionPolicy, capacity: int
+    ) -> None:
+        policy.resize(capacity)
+        assert policy.capacity == capacity
+        assert set(policy.victims()) == {1, 2, 3, 4, 5}
+        policy.insert(6, 5, Access(2.0))
+        assert set(policy.victims()) == {1, 2, 3, 4, 5, 6}
+
+    @pytest.mark.parametrize(
+        "keys",
+        [[7, -1, 2**80], [b"", b"\x00" * 16, b"\xff" * 16], [(0, b"a"), (1, b"a"), ("x", None)]],
+        ids=["ints", "bytes", "tuples"],
+    )
+    def test_keys_are_opaque(self, keys: list[Key]) -> None:
+        policy = self._filled(keys)
+        assert set(policy.victims()) == set(keys)
+        for key in keys:
+            policy.evict(key)
+        assert list(policy.victims()) == []
+
+    def test_it_agrees_with_a_set_under_random_operations(self) -> None:
+        # Made here, not a decorated method: hypothesis objects to one test run by many classes.
+        @settings(deadline=None, database=None, report_multiple_bugs=False)
+        @given(
+            st.integers(1, 12), st.lists(st.sampled_from(_OPERATIONS), max_size=80), st.randoms()
+        )
+        def check(capacity: int, operations: list[str], rng: random.Random) -> None:
+            model = _Model(self.make(capacity), rng)
+            for time, operation in enumerate(operations):
+                getattr(model, operation)(Access(float(time)))
+                victims = list(model.policy.victims())
+                assert len(victims) == len(set(victims)), f"{operation}: a victim came twice"
+                assert set(victims) == model.resident, f"after {operation}"
+
+        check()
+
+    def _filled(self, keys: list[Key]) -> EvictionPolicy:
+        """A policy with `keys` resident as one sequence, head first, used once."""
+        policy = self.make(len(keys))
+        for parent, key in zip([None, *keys], keys, strict=False):
+            policy.insert(key, parent, Access(0.0))
+        policy.touch(keys, Access(1.0))
+        return policy
+
+
+class _Model:
+    """A policy, the set of keys it should hold, and a tree of 40 keys: n's parent is (n - 1)//2."""
+
+    def __init__(self, policy: EvictionPolicy, rng: random.Random) -> None:
+        self.policy = policy
+        self.resident: set[int] = set()
+        self._rng = rng
+
+    def insert(self, access: Access) -> None:
+        key = self._rng.randrange(40)
+        if key not in self.resident:
+            self.policy.insert(key, (key - 1) // 2 if key else None, access)
+            self.resident.add(key)
+
+    def touch(self, access: Access) -> None:
+        path, key = [], self._rng.randrange(40)
+        while key >= 0:
+            path.append(key)
+            key = (key - 1) // 2
+        self.policy.touch([key for key in reversed(path) if key in self.resident], access)
+
+    def evict(self, access: Access) -> None:
+        """As a pool does: skip some victims, which are pinned, and give up the next."""
+        pinned = self._rng.randrange(3)
+        for key in list(self.policy.victims())[pinned : pinned + 1]:
+            self.policy.evict(key)
+            self.resident.remove(key)  # type: ignore[arg-type]
+
+    def remove(self, access: Access) -> None:
+        if self.resident:
+            key = self._rng.choice(sorted(self.resident))
+            self.policy.remove(key)
+            self.resident.remove(key)
+
+    def resize(self, access: Access) -> None:
+        self.policy.resize(self._rng.randrange(1, 24))
+
+    def peek(self, access: Access) -> None:
+        """Look at one victim, and let the iterator go."""
+        next(self.policy.victims(), None)

@@ -1,0 +1,192 @@
+"""The slab files of one array: made, found again, read and written, and the disk they occupy.
+
+A slab is *reserved* by bookkeeping alone and *made* at the first write into it, whole, under its
+final name, if the file system has room. It counts what is reserved and what is made; it does not
+know what a slot holds, nor whether the budget allows another slab.
+"""
+
+import errno
+import mmap
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from storage.base import CorruptBlock, Row
+from storage.hierarchy import sync_directory
+from storage.slab import PAGE, Geometry, Trailer, shard_index
+
+
+class Scratch(threading.local):
+    """Page-aligned memory for one slot, a thread: direct I/O accepts no other."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        memory = np.frombuffer(mmap.mmap(-1, geometry.stride), np.uint8)
+        self.row: Row = memory[: geometry.block_nbytes]
+        self.tail: Row = memory[geometry.block_nbytes :]
+
+
+class SlabFiles:
+    """Slabs 0, 1, ... of one array. Reading never waits for a slab that is being made."""
+
+    def __init__(self, root: Path, geometry: Geometry, flags: int, min_free_nbytes: int) -> None:
+        self.geometry = geometry
+        self._root = root
+        self._flags = flags
+        self._min_free_nbytes = min_free_nbytes
+        self._making = threading.Lock()
+        self._fds: dict[int, int] = {}
+        self._made: dict[int, int] = {}  # slab -> bytes, by what the file system says
+        self._adopt()
+        self.num_slabs = 1 + max(self._made, default=-1)  # one missing in between is reserved
+
+    @property
+    def nbytes(self) -> int:
+        return self._total(list(self._made.values()))
+
+    @property
+    def ceiling(self) -> int:
+        """What `nbytes` can come to by writing into the slabs there are."""
+        footprint = self.geometry.footprint
+        return self._total([max(nbytes, footprint) for nbytes in list(self._made.values())])
+
+    def _total(self, made: list[int]) -> int:
+        return sum(made) + (self.num_slabs - len(made)) * self.geometry.footprint
+
+    def made(self) -> list[int]:
+        return sorted(self._made)
+
+    def reserve(self) -> range:
+        self.num_slabs += 1
+        return self.geometry.slots(self.num_slabs - 1)
+
+    def path(self, slab: int) -> Path:
+        return self._root / "c" / str(slab) / "0"
+
+    def open(self) -> None:
+        """Open every slab there is; one file descriptor each, until `close`."""
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            for slab in self._made:
+                self._fds[slab] = os.open(self.path(slab), os.O_RDWR | self._flags)
+            undo.pop_all()
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    def read(self, slot: int, row: Row, tail: Row) -> None:
+        """Fill `row` and `tail`, both page-aligned, with a slot of a slab that is made."""
+        slab, offset = self.geometry.locate(slot)
+        with _Naming(self, slab):
+            got = os.preadv(self._fds[slab], [row.data, tail.data], offset)
+        if got < self.geometry.stride:
+            raise CorruptBlock(errno.EIO, f"only {got} bytes are left of it")
+
+    def write(self, slot: int, row: Row, tail: Row) -> None:
+        """Write a slot, and make its slab first if there is none yet."""
+        slab, offset = self.geometry.locate(slot)
+        if slab not in self._fds:
+            self._make(slab)
+        with _Naming(self, slab):
+            put = os.pwritev(self._fds[slab], [row.data, tail.data], offset)
+        if put < self.geometry.stride:
+            raise OSError(errno.EIO, f"only {put} bytes were written", str(self.path(slab)))
+
+    def checkpoint(self, slab: int, slots: Sequence[int]) -> None:
+        """Let foreign readers find `slots` in a slab, and make the slab durable."""
+        fd = self._fds[slab]
+        index = _aligned(shard_index(self.geometry, slots))
+        with _Naming(self, slab):
+            os.pwritev(fd, [index], 0)
+            os.fdatasync(fd)
+        self._made[slab] = _occupied(os.fstat(fd))
+
+    def trailers(self, slab: int, seed: int) -> list[Trailer]:
+        """What the slots of a slab say of themselves; reads a page a slot."""
+        found = []
+        page = mmap.mmap(-1, PAGE)
+        block_nbytes = self.geometry.block_nbytes
+        fd = os.open(self.path(slab), os.O_RDONLY | self._flags)
+        try:
+            for slot in self.geometry.slots(slab):
+                got = os.preadv(fd, [page], self.geometry.locate(slot)[1] + block_nbytes)
+                trailer = Trailer.parse(page[:], block_nbytes, seed) if got == PAGE else None
+                if trailer is not None and trailer.slot == slot:
+                    found.append(trailer)
+        finally:
+            os.close(fd)
+        return found
+
+    def _adopt(self) -> None:
+        """Count the slabs an earlier life left, and remove what is not a whole slab."""
+        for directory in self._root.glob("c/*"):
+            if not directory.name.isdecimal():
+                continue
+            slab = int(directory.name)
+            path = self.path(slab)
+            if path.exists() and path.stat().st_size == self.geometry.file_nbytes:
+                path.with_name("0.partial").unlink(missing_ok=True)
+                self._made[slab] = _occupied(path.stat())
+            else:
+                shutil.rmtree(directory)
+
+    def _make(self, slab: int) -> None:
+        with self._making:
+            if slab in self._fds:
+                return
+            path = self.path(slab)
+            self._check_room(slab)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_name("0.partial")
+            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | self._flags, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, self.geometry.file_nbytes)
+                os.pwritev(fd, [_aligned(shard_index(self.geometry, ()))], 0)
+                os.fsync(fd)
+                os.rename(draft, path)
+                for parent in (path.parent, path.parent.parent, self._root):
+                    sync_directory(parent)
+            except OSError:
+                os.close(fd)
+                shutil.rmtree(path.parent)
+                raise
+            self._made[slab] = _occupied(os.fstat(fd))
+            self._fds[slab] = fd
+
+    def _check_room(self, slab: int) -> None:
+        if slab >= self.num_slabs:
+            raise OSError(errno.ENOSPC, "no slab is reserved here", str(self.path(slab)))
+        disk = os.statvfs(self._root)
+        if disk.f_bavail * disk.f_frsize < self._min_free_nbytes + self.geometry.footprint:
+            message = f"a slab would leave less than {self._min_free_nbytes} bytes free"
+            raise OSError(errno.ENOSPC, message, str(self.path(slab)))
+
+
+class _Naming:
+    """Give an error of a file descriptor the name of its file."""
+
+    def __init__(self, files: SlabFiles, slab: int) -> None:
+        self._files = files
+        self._slab = slab
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError):
+            error.filename = str(self._files.path(self._slab))
+
+
+def _occupied(stat: os.stat_result) -> int:
+    return stat.st_blocks * 512
+
+
+def _aligned(data: bytes) -> mmap.mmap:
+    memory = mmap.mmap(-1, len(data))
+    memory[:] = data
+    return memory

@@ -1,0 +1,192 @@
+"""An SSD volume: a Zarr v3 hierarchy of slabs, with a catalog beside it, on a file system.
+
+    LOCK              held (flock) by the one process that has the volume open
+    catalog.sqlite    which slots hold blocks; a guide, made anew from the slots when it is lost
+    store.zarr/NAME/  an array [slots, block_nbytes] of uint8, its shards being the slabs c/K/0
+
+The volume gives out slabs under one budget and owns the threads; it does not touch blocks.
+"""
+
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from crc32c import crc32c
+
+from storage.base import ArrayFacts, Volume
+from storage.catalog import Catalog
+from storage.hierarchy import ArrayDocument, Hierarchy
+from storage.slab import PAGE, Geometry
+from storage.slab_files import SlabFiles
+from storage.ssd_store import SsdStore, Threads
+
+__all__ = ["SsdStore", "SsdVolume"]
+
+NUM_READERS = 4
+NUM_WRITERS = 2
+
+
+class SsdVolume(Volume):
+    """Arrays of slabs on one file system. Close it, even after an error."""
+
+    def __init__(self, path: Path, nbytes: int, min_free_nbytes: int, slab_nbytes: int) -> None:
+        self._budget = nbytes
+        self._min_free_nbytes = min_free_nbytes
+        self._slab_nbytes = slab_nbytes
+        self._stores: dict[str, SsdStore] = {}
+        self._files: dict[str, SlabFiles] = {}
+        with ExitStack() as opened:
+            opened.callback(os.close, _lock(path))
+            self._hierarchy = Hierarchy(path)
+            self._flags = os.O_DIRECT if _takes_direct(path) else 0
+            self._documents = {name: self._hierarchy.read(name) for name in self._hierarchy.names()}
+            for name, document in self._documents.items():
+                self._files[name] = self._slab_files(name, document.geometry)
+            self._catalog = self._open_catalog(path / "catalog.sqlite")
+            opened.callback(self._catalog.close)
+            # Later than any seq of an earlier life, even of one whose catalog is lost.
+            self._seqs = itertools.count(max(time.time_ns(), self._catalog.last_seq() + 1))
+            opened.callback(self._shut)
+            readers = opened.enter_context(ThreadPoolExecutor(NUM_READERS, "tierd-ssd-read"))
+            writers = opened.enter_context(ThreadPoolExecutor(NUM_WRITERS, "tierd-ssd-write"))
+            self._threads = Threads(readers, NUM_READERS, writers, NUM_WRITERS)
+            self._opened = opened.pop_all()
+
+    @classmethod
+    def open(cls, path: Path, *, nbytes: int, min_free_nbytes: int, slab_nbytes: int) -> Self:
+        return cls(path, nbytes, min_free_nbytes, slab_nbytes)
+
+    def arrays(self) -> Mapping[str, ArrayFacts]:
+        return {
+            name: ArrayFacts(
+                document.attributes, document.geometry.block_nbytes, self._files[name].nbytes
+            )
+            for name, document in self._documents.items()
+        }
+
+    def array(self, name: str, block_nbytes: int, attributes: Mapping[str, object]) -> SsdStore:
+        if self._is_open(name):
+            raise ValueError(f"array {name} is open already")
+        self._declare(name, block_nbytes, attributes)
+        store = SsdStore(
+            name, self._seed(name), self._files[name], self._catalog, self._threads, self._seqs
+        )
+        self._stores[name] = store
+        return store
+
+    def capacity(self, name: str) -> range:
+        files = self._files[name]
+        return range(files.num_slabs * files.geometry.num_slots)
+
+    def grow(self, name: str) -> range | None:
+        if not self._is_open(name):
+            raise ValueError(f"array {name} is not open")
+        files = self._files[name]
+        ceiling = sum(other.ceiling for other in list(self._files.values()))
+        if ceiling + files.geometry.footprint > self._budget:
+            return None
+        return files.reserve()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(files.nbytes for files in list(self._files.values()))
+
+    def drop(self, name: str) -> None:
+        if self._is_open(name):
+            raise ValueError(f"array {name} is open")
+        if name not in self._files:
+            raise KeyError(name)
+        self._catalog.drop(name)
+        self._hierarchy.drop(name)
+        del self._files[name], self._documents[name]
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _is_open(self, name: str) -> bool:
+        return name in self._stores and not self._stores[name].closed
+
+    def _declare(self, name: str, block_nbytes: int, attributes: Mapping[str, object]) -> None:
+        """See that array `name` exists, with a shape that covers all the budget has room for."""
+        document = self._documents.get(name)
+        geometry = (
+            document.geometry if document else Geometry.fitting(block_nbytes, self._slab_nbytes)
+        )
+        if geometry.block_nbytes != block_nbytes:
+            held = geometry.block_nbytes
+            raise ValueError(f"array {name} has blocks of {held} bytes, not of {block_nbytes}")
+        most = max(1, self._budget // geometry.footprint) * geometry.num_slots
+        if document is None:
+            document = ArrayDocument(geometry, most, attributes)
+            self._catalog.drop(name)  # of an array that somebody else deleted
+            self._hierarchy.create(name, document)
+            self._files[name] = self._slab_files(name, geometry)
+        elif document.shape_slots < most:
+            document = ArrayDocument(geometry, most, document.attributes)
+            self._hierarchy.replace(name, document)
+        self._documents[name] = document
+
+    def _slab_files(self, name: str, geometry: Geometry) -> SlabFiles:
+        return SlabFiles(self._hierarchy.root / name, geometry, self._flags, self._min_free_nbytes)
+
+    def _seed(self, name: str) -> int:
+        """What a slot's trailer is checked with, so that no other array's slot passes for it."""
+        return crc32c(f"{self._hierarchy.uuid}/{name}".encode())
+
+    def _open_catalog(self, path: Path) -> Catalog:
+        """The catalog, or a new one of what the slots say of themselves."""
+        catalog = Catalog.open(path)
+        if catalog is not None:
+            return catalog
+        catalog = Catalog.create(path)
+        with ExitStack() as undo, ThreadPoolExecutor(NUM_READERS, "tierd-ssd-scan") as threads:
+            undo.callback(catalog.close)
+            for name, files in self._files.items():
+                seed = self._seed(name)
+                for rows in threads.map(partial(files.trailers, seed=seed), files.made()):
+                    catalog.put(name, rows)
+            catalog.seal()
+            undo.pop_all()
+        return catalog
+
+    def _shut(self) -> None:
+        with ExitStack() as stores:
+            for store in self._stores.values():
+                stores.callback(store.shut)
+
+
+def _lock(path: Path) -> int:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _takes_direct(path: Path) -> bool:
+    """Whether the file system does direct I/O by whole pages; some refuse it at open."""
+    probe = path / "tmp" / "probe"
+    try:
+        fd = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+        try:
+            return os.pwrite(fd, mmap.mmap(-1, PAGE), 0) == PAGE
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    finally:
+        probe.unlink(missing_ok=True)

@@ -1,0 +1,154 @@
+"""Conformance of volumes: subclass `VolumeTests` and say which class; see `storage.testing`."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from storage.base import BlockFault, BlockStore, Volume
+from storage.testing import assert_equal, make_rows, random_rows
+
+
+class VolumeTests:
+    """What any volume does with arrays, slabs and its budget."""
+
+    volume_cls: ClassVar[type[Volume]]
+    block_nbytes: ClassVar[int] = 8192
+    slab_nbytes: ClassVar[int] = 1 << 17
+    budget: ClassVar[int] = 1 << 20
+
+    def open(self, path: Path, nbytes: int | None = None, min_free_nbytes: int = 0) -> Volume:
+        return self.volume_cls.open(
+            path,
+            nbytes=self.budget if nbytes is None else nbytes,
+            min_free_nbytes=min_free_nbytes,
+            slab_nbytes=self.slab_nbytes,
+        )
+
+    @asynccontextmanager
+    async def opened(self, path: Path) -> AsyncIterator[tuple[Volume, BlockStore]]:
+        """A volume with the array `a`, grown by one slab if it was empty."""
+        with closing(self.open(path)) as volume:
+            store = volume.array("a", self.block_nbytes, {"made": "here"})
+            if not volume.capacity("a"):
+                assert volume.grow("a")
+            yield volume, store
+
+    async def fill(self, store: BlockStore, ids: range) -> None:
+        rows = random_rows(ids, store.block_nbytes)
+        await store.write(ids, rows, [str(block_id).encode() for block_id in ids])
+
+    async def check(self, store: BlockStore, ids: range) -> None:
+        out = make_rows(len(ids), store.block_nbytes)
+        await store.read(ids, out)
+        assert_equal(out, random_rows(ids, store.block_nbytes))
+
+    def test_a_new_volume_is_empty(self, tmp_path: Path) -> None:
+        with closing(self.open(tmp_path / "new" / "volume")) as volume:
+            assert not volume.arrays()
+            assert volume.nbytes == 0
+
+    async def test_growth_is_by_slabs_until_the_budget_is_spent(self, tmp_path: Path) -> None:
+        with closing(self.open(tmp_path)) as volume:
+            store = volume.array("a", self.block_nbytes, {})
+            assert len(volume.capacity("a")) == 0
+            end = 0
+            while (ids := volume.grow("a")) is not None:
+                assert (ids.start, ids.step) == (end, 1)
+                assert len(ids) >= 1
+                end = ids.stop
+                assert volume.nbytes <= self.budget
+            assert volume.capacity("a") == range(end)
+            assert end * self.block_nbytes > self.budget / 4
+            await self.fill(store, volume.capacity("a"))
+            await store.flush()
+            assert volume.nbytes <= self.budget
+            assert volume.grow("a") is None
+            await self.check(store, volume.capacity("a"))
+
+    async def test_what_is_beyond_the_capacity_cannot_be_written(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as (volume, store):
+            last = volume.capacity("a").stop
+            with pytest.raises(BlockFault) as fault:
+                await self.fill(store, range(last - 1, last + 2))
+            assert set(fault.value.failed) == {last, last + 1}
+            await self.check(store, range(last - 1, last))
+
+    def test_arrays_share_one_budget(self, tmp_path: Path) -> None:
+        with closing(self.open(tmp_path)) as volume:
+            for name in ("a", "b"):
+                volume.array(name, self.block_nbytes, {})
+                assert volume.grow(name)
+            while volume.grow("a"):
+                assert volume.nbytes <= self.budget
+            assert volume.grow("b") is None
+
+    async def test_a_volume_reopens_as_it_was_left(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as (volume, store):
+            ids = volume.capacity("a")
+            await self.fill(store, ids)
+            facts, nbytes = dict(volume.arrays()), volume.nbytes
+        with closing(self.open(tmp_path)) as volume:
+            assert volume.nbytes == nbytes
+            assert dict(volume.arrays()) == facts
+            assert facts["a"].attributes == {"made": "here"}
+            assert facts["a"].block_nbytes == self.block_nbytes
+            assert volume.capacity("a") == ids
+            store = volume.array("a", self.block_nbytes, {"made": "elsewhere"})
+            assert volume.arrays()["a"].attributes == {"made": "here"}
+            assert len(list(await store.recover())) == len(ids)
+            await self.check(store, ids)
+
+    async def test_a_store_closed_alone_can_be_opened_again(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as (volume, store):
+            await self.fill(store, range(3))
+            await store.close()
+            await store.close()
+            again = volume.array("a", self.block_nbytes, {})
+            await self.check(again, range(3))
+
+    async def test_another_block_size_is_refused(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as (volume, store):
+            await store.close()
+            with pytest.raises(ValueError, match=str(self.block_nbytes)):
+                volume.array("a", 2 * self.block_nbytes, {})
+
+    def test_an_open_array_is_not_opened_twice(self, tmp_path: Path) -> None:
+        with closing(self.open(tmp_path)) as volume:
+            volume.array("a", self.block_nbytes, {})
+            with pytest.raises(ValueError, match="open"):
+                volume.array("a", self.block_nbytes, {})
+
+    def test_an_open_volume_is_locked_until_it_is_closed(self, tmp_path: Path) -> None:
+        volume = self.open(tmp_path)
+        with pytest.raises(BlockingIOError):
+            self.open(tmp_path)
+        volume.close()
+        volume.close()
+        self.open(tmp_path).close()
+
+    async def test_dropping_an_array_gives_its_bytes_back(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as (volume, store):
+            await self.fill(store, volume.capacity("a"))
+            with pytest.raises(ValueError, match="open"):
+                volume.drop("a")
+            await store.close()
+            volume.drop("a")
+            assert volume.nbytes == 0
+            assert "a" not in volume.arrays()
+            again = volume.array("a", self.block_nbytes, {})
+            assert len(volume.capacity("a")) == 0
+            assert volume.grow("a")
+            assert list(await again.recover()) == []
+
+    async def test_an_array_nobody_opens_counts_and_can_be_dropped(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as (volume, store):
+            await self.fill(store, volume.capacity("a"))
+        with closing(self.open(tmp_path)) as volume:
+            assert volume.nbytes == volume.arrays()["a"].nbytes > 0
+            volume.drop("a")
+            assert volume.nbytes == 0
+        with closing(self.open(tmp_path)) as volume:
+            assert not volume.arrays()

@@ -1,0 +1,1 @@
+"""The daemon: the only place where deciding meets bytes."""

@@ -1,0 +1,76 @@
+"""One tier's memory, cut into extents; an extent has at most one owner (a pool).
+
+    extents   |   0   |   1   |   2   |   3   |          block id = offset // block bytes
+    owner     |   A   |   A   |   B   | free  |
+    A's blocks|  0  |  1  |  2  | x                      x: not whole inside A's run, so no id
+
+Adjacent extents of one owner share the block across their edge, so the waste is under one block a
+run. This is arithmetic: the memory itself is the daemon's.
+"""
+
+from collections.abc import Hashable
+
+EXTENT_NBYTES = 2 << 20
+
+
+class Arena:
+    """Extents of `nbytes` of memory, given out in runs."""
+
+    def __init__(self, nbytes: int, extent_nbytes: int = EXTENT_NBYTES) -> None:
+        self.extent_nbytes = extent_nbytes
+        self._owners: list[Hashable | None] = [None] * (nbytes // extent_nbytes)
+        # Few long runs instead of many short ones: less is lost at their edges.
+        self._step = max(1, len(self._owners) // 16)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._owners) * self.extent_nbytes
+
+    @property
+    def nbytes_free(self) -> int:
+        return self._owners.count(None) * self.extent_nbytes
+
+    def grow(self, owner: Hashable, block_nbytes: int) -> list[int] | None:
+        """Give `owner` another run of extents: the ids of the blocks it gained, None if none fit."""
+        least = 1 - (-block_nbytes // self.extent_nbytes)  # a whole aligned block fits in that
+        for start, room in self._openings(owner, least):
+            before = set(self._ids(owner, block_nbytes, start))
+            take = min(room, max(self._step, least))
+            for extent in range(start, start + take):
+                self._owners[extent] = owner
+            if gained := [i for i in self._ids(owner, block_nbytes, start) if i not in before]:
+                return gained
+            for extent in range(start, start + take):
+                self._owners[extent] = None
+        return None
+
+    def release(self, owner: Hashable) -> None:
+        """Take back every extent of `owner`."""
+        self._owners = [None if of == owner else of for of in self._owners]
+
+    def _openings(self, owner: Hashable, least: int) -> list[tuple[int, int]]:
+        """`(first extent, length)` of free runs: those that continue a run of `owner` first."""
+        runs, start = [], 0
+        while start < len(self._owners):
+            stop = start + 1
+            while stop < len(self._owners) and self._owners[stop] == self._owners[start]:
+                stop += 1
+            if self._owners[start] is None:
+                runs.append((start, stop - start))
+            start = stop
+        follows = [run for run in runs if run[0] and self._owners[run[0] - 1] == owner]
+        return (
+            follows
+            + [run for run in runs if run not in follows and run[1] >= least]
+            + [run for run in runs if run not in follows and run[1] < least]
+        )
+
+    def _ids(self, owner: Hashable, block_nbytes: int, near: int) -> range:
+        """Blocks whole inside the run of `owner` that holds, or ends right before, extent `near`."""
+        first = last = near
+        while first and self._owners[first - 1] == owner:
+            first -= 1
+        while last < len(self._owners) and self._owners[last] == owner:
+            last += 1
+        start, stop = first * self.extent_nbytes, last * self.extent_nbytes
+        return range(-(-start // block_nbytes), stop // block_nbytes)

@@ -1,0 +1,136 @@
+"""The command line: `tierd serve`, `tierd status`, `tierd config check`.
+
+It parses words and prints; what it prints comes from the daemon or the configuration. Errors of
+the user's are one line and exit status 2, a daemon that is not there is 1.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tierd.daemon.config import Config, describe
+from tierd.errors import DaemonLost, TierdError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except DaemonLost as error:
+        print(f"tierd: {error}", file=sys.stderr)
+        return 1
+    except (TierdError, OSError) as error:
+        print(f"tierd: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tierd", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="run the daemon until SIGTERM")
+    serve.add_argument("--config", type=Path, metavar="FILE", help="tierd.toml; default: defaults")
+    serve.add_argument("--verbose", action="store_true", help="log more")
+    serve.set_defaults(run=_serve)
+    status = commands.add_parser("status", help="what the daemon holds, and for whom")
+    status.add_argument("--socket", metavar="PATH", help="where it listens")
+    status.add_argument("--json", action="store_true", help="everything, as JSON")
+    status.set_defaults(run=_status)
+    config = commands.add_parser("config", help="look at a configuration file")
+    verbs = config.add_subparsers(required=True, metavar="VERB")
+    check = verbs.add_parser("check", help="check FILE and print what it says in full")
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.set_defaults(run=_check)
+    return parser
+
+
+def _config(path: Path | None) -> Config:
+    return Config.load(path) if path else Config.default()
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from tierd.daemon.server import run
+
+    level = logging.DEBUG if arguments.verbose else logging.INFO
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    run(_config(arguments.config))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    print(describe(_config(arguments.file)), end="")
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from tierd.client import connect
+
+    with connect(arguments.socket) as client:
+        status = client.status()
+    status["sessions"] = [s for s in status["sessions"] if s["namespace"] or s["quarantined"]]
+    print(json.dumps(status, indent=2) if arguments.json else "\n".join(_report(status)))
+    return 0
+
+
+def _report(status: dict[str, Any]) -> list[str]:
+    """The status for a person."""
+    process, loop = status["process"], status["process"]["loop"]
+    lines = [
+        f"tierd {status['pid']} on {status['socket']}, up {status['uptime']:.0f} s, boot "
+        f"{status['boot'][:8]}, {_size(process['rss_nbytes'])} resident",
+        f"event loop: {loop['turns']} turns, {loop['long']} over 1 ms, longest "
+        f"{loop['max_cpu_ms']:.1f} ms of CPU",
+    ]
+    for tenant in status["tenants"]:
+        lines += ["", f"tenant {tenant['name']}"]
+        for name, facts in tenant["memory"].items():
+            free = _size(facts["nbytes_free"])
+            lines.append(f"  {name}: {_size(facts['nbytes'])}, {free} in no pool yet")
+        if ssd := tenant["ssd"]:
+            lines.append(f"  ssd: {_size(ssd['nbytes'])}, {_size(ssd['nbytes_used'])} on disk")
+        for namespace in tenant["namespaces"]:
+            lines += _namespace(namespace)
+    lines += ["", f"{len(status['sessions'])} engines attached"]
+    for session in status["sessions"]:
+        lines.append(
+            f"  pid {session['pid']} uid {session['uid']}: {session['namespace'] or 'gone'}, "
+            f"{session['leases']} leases, {session['blocks']} blocks"
+            + (f", {session['quarantined']} quarantined" if session["quarantined"] else "")
+        )
+    return lines
+
+
+def _namespace(namespace: dict[str, Any]) -> list[str]:
+    asked, hit = namespace["tokens_asked"], namespace["tokens_hit"]
+    rate = f"{hit / asked:.1%}" if asked else "-"
+    lines = [
+        f"  {namespace['name']}: {namespace['requests']} requests, {asked} tokens, hit {rate}; "
+        f"blocks {namespace['promoted']} promoted, {namespace['demoted']} demoted, "
+        f"{namespace['dropped']} dropped, {namespace['lost']} lost",
+        "    tier      group  blocks    free committed   private   loading quarantined      bytes",
+    ]
+    for tier in namespace["tiers"]:
+        for number, group in enumerate(tier["groups"]):
+            used = (group["capacity"] - group["free"]) * group["block_nbytes"]
+            lines.append(
+                f"    {tier['name']:<9} {number:>5} {group['capacity']:>7} {group['free']:>7} "
+                f"{group['committed']:>9} {group['private']:>9} {group['loading']:>9} "
+                f"{group['quarantined']:>11} {_size(used):>10}"
+                + ("  paused" if tier["paused"] else "")
+            )
+    return lines
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

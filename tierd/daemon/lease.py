@@ -1,0 +1,37 @@
+"""What an engine holds for one sequence: its block tables, the hit, and what it still waits for.
+
+    tokens    0 ........ hit ........ committed ...... room
+    blocks    | came with contents | frozen by this lease | may be written in place |
+
+A lease is plain state: only the cache changes it. It knows no session and no socket.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tierd.block import Block, BlockHash
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Blocks of the top tier held for one sequence, by layer group, in token order.
+
+    `hit` is the planned hit until `ready`, then the one that stands. `None` in a table stands for
+    a block that has slid out of a sliding window. `notify(lease)` is called, never awaited, when
+    a group became ready, or when the hit was cut short, whose new tables then hold.
+    """
+
+    hashes: list[BlockHash]  # of every granule whose tokens are known
+    tables: list[list[Block | None]]
+    loading: list[set[Block]]  # by group: blocks of the hit whose bytes are not there yet
+    hit: int = 0
+    committed: int = 0
+    room: int = 0  # tokens it has places for
+    shortened: bool = False  # since the last notify
+    released: bool = False
+    notify: Callable[["Lease"], None] | None = field(default=None, repr=False)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every block of the hit has its bytes."""
+        return not any(self.loading)

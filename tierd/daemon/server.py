@@ -1,0 +1,311 @@
+"""The daemon: run, startup, serve, shutdown, in that order in this file.
+
+It owns the socket, the threads, the tenants and the list of sessions. An engine is greeted on the
+bare socket, because only there file descriptors can be passed; then the connection is a `Session`.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import stat
+import struct
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tierd import protocol
+from tierd.daemon.config import Config
+from tierd.daemon.monitor import LoopTurns, WatchedSelector, process_facts
+from tierd.daemon.session import Peer, Session
+from tierd.daemon.tenant import Tenant
+from tierd.errors import ConfigError, ProtocolError, Refused, TierdError
+from tierd.protocol import Kind, Op
+from tierd.shm import CudaMemory
+
+log = logging.getLogger("tierd.server")
+
+_GREETING_S = 5.0  # an engine that has not said HELLO by then is hung up on
+_ANSWERING_S = 5.0  # what running calls get at shutdown
+_SO_PEERPIDFD = 77  # Linux 6.5; not in Python's socket module
+_COPIERS = 2  # threads for copies between memory tiers
+
+
+def run(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    selector = WatchedSelector()
+
+    def new_loop() -> asyncio.AbstractEventLoop:
+        return asyncio.SelectorEventLoop(selector)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(Server(config, selector).serve())
+
+
+class Server:
+    """One daemon. `sessions` holds every engine not yet known to be gone."""
+
+    def __init__(self, config: Config, selector: WatchedSelector | None = None) -> None:
+        self.config = config
+        self.max_frame = config.max_frame
+        self.quarantine_grace = config.quarantine_grace
+        self.boot = uuid.uuid4().hex
+        self.sessions: set[Session] = set()
+        self.protocol_errors = 0
+        self.refused = 0
+        self._selector = selector
+        self._started = time.time()
+        self._tenants: dict[str, Tenant] = {}
+        self._copiers = ThreadPoolExecutor(_COPIERS, "tierd-copy")
+        self._greetings: set[asyncio.Task[None]] = set()
+        self._stop = asyncio.Event()
+        self._all_idle = asyncio.Event()
+        self._saving: asyncio.Task[int] | None = None
+
+    async def serve(self) -> None:
+        """Startup, then serve until told to stop, then shutdown."""
+        with _listening(self.config) as listener, self._signals():
+            try:
+                await self._startup()
+                accepting = asyncio.create_task(self._accept(listener))
+                log.info("ready on %s", self.config.socket)
+                _notify("READY=1")
+                await self._stop.wait()
+                _notify("STOPPING=1")
+                accepting.cancel()
+            finally:
+                listener.close()
+                await self._shutdown()
+
+    def stop(self) -> None:
+        """Begin to end; said twice, what is not yet saved to SSD is left out."""
+        if self._stop.is_set() and self._saving:
+            self._saving.cancel()
+        self._stop.set()
+
+    # -- startup and shutdown ------------------------------------------------------------------
+
+    async def _startup(self) -> None:
+        for name in self.config.tenants:
+            self._tenants[name] = tenant = Tenant(name, self.config, self._copiers)
+            await tenant.open()
+        if self._selector:
+            self._selector.forget()
+
+    async def _shutdown(self) -> None:
+        """Answer what was asked, save what only memory holds, give everything back."""
+        for task in self._greetings:
+            task.cancel()
+        for session in self.sessions:
+            session.quiesce()
+        self.session_idle()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._all_idle.wait(), _ANSWERING_S)
+        for session in list(self.sessions):
+            session.shut()
+        await asyncio.sleep(0)  # the transports' own farewell
+        await self._save()
+        for tenant in self._tenants.values():
+            await tenant.close()
+        self._copiers.shutdown()
+        log.info("stopped")
+
+    async def _save(self) -> None:
+        deadline = asyncio.get_running_loop().time() + self.config.grace
+        for tenant in self._tenants.values():
+            self._saving = asyncio.create_task(tenant.save(deadline))
+            try:
+                left = await self._saving
+            except asyncio.CancelledError:
+                log.warning("%s: told to stop at once; not everything is saved", tenant.name)
+                return
+            if left:
+                log.warning("%s: %d blocks were not saved in time", tenant.name, left)
+
+    def session_idle(self) -> None:
+        """A session has answered everything; at shutdown that is waited for."""
+        if all(session.idle for session in self.sessions):
+            self._all_idle.set()
+        else:
+            self._all_idle.clear()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            with suppress(ValueError, RuntimeError):  # not the main thread: a test runs us
+                loop.add_signal_handler(number, self.stop)
+        yield
+        for number in numbers:
+            with suppress(ValueError, RuntimeError):
+                loop.remove_signal_handler(number)
+
+    # -- engines -------------------------------------------------------------------------------
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            task = asyncio.create_task(self._greet(connection))
+            self._greetings.add(task)
+            task.add_done_callback(self._greetings.discard)
+
+    async def _greet(self, connection: socket.socket) -> None:
+        """HELLO: who is there, which tenant; then hand the connection to a Session."""
+        loop = asyncio.get_running_loop()
+        peer: Peer | None = None
+        try:
+            connection.setblocking(False)
+            peer = _peer(connection)
+            async with asyncio.timeout(_GREETING_S):
+                frame = await self._first_frame(connection)
+            tenant = self._admit(protocol.parse(frame.body), peer)
+            body = protocol.dump(self._welcome(tenant))
+            fds = [] if isinstance(tenant.device, CudaMemory) else [tenant.device.fd]
+            reply = protocol.encode(Op.HELLO, Kind.REPLY, frame.request, body)
+            socket.send_fds(connection, [reply], fds)
+            session = Session(self, tenant, peer)
+            peer = None  # the session's now
+            await loop.connect_accepted_socket(lambda: session, connection)
+        except TierdError as error:
+            self._refuse(connection, error)
+        except (OSError, EOFError, TimeoutError) as error:
+            log.info("an engine left during the greeting: %r", error)
+            connection.close()
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        finally:
+            if peer is not None and peer.pidfd is not None:
+                os.close(peer.pidfd)
+
+    async def _first_frame(self, connection: socket.socket) -> protocol.Frame:
+        """The HELLO. Nothing may follow it before it is answered."""
+        loop, data = asyncio.get_running_loop(), b""
+        while True:
+            frames, rest = protocol.split(data, max_frame=4096)
+            if frames:
+                break
+            if not (more := await loop.sock_recv(connection, 4096)):
+                raise EOFError("hung up")
+            data += more
+        if frames[0].op != Op.HELLO or len(frames) > 1 or rest:
+            raise ProtocolError("a connection begins with HELLO, and waits for its answer")
+        return frames[0]
+
+    def _admit(self, hello: dict[str, Any], peer: Peer) -> Tenant:
+        if hello.get("protocol") != protocol.VERSION:
+            raise ProtocolError(
+                f"protocol version {hello.get('protocol')!r}; this daemon speaks {protocol.VERSION}"
+            )
+        asked = hello.get("tenant")
+        served = {n: t for n, t in self.config.tenants.items() if peer.uid in t.uids}
+        if asked and asked not in self.config.tenants:
+            raise Refused(f"there is no tenant {asked!r}")
+        if not served or (asked and asked not in served):
+            raise Refused(f"uid {peer.uid} is not served" + (f" as {asked!r}" if asked else ""))
+        return self._tenants[asked or next(iter(served))]
+
+    def _welcome(self, tenant: Tenant) -> dict[str, Any]:
+        device: dict[str, Any] = {"kind": "cpu", "nbytes": tenant.device.nbytes}
+        if isinstance(tenant.device, CudaMemory):
+            handle = tenant.device.export().hex()
+            device |= {"kind": "cuda", "handle": handle, "index": tenant.device.device}
+        return {
+            "protocol": protocol.VERSION,
+            "boot": self.boot,
+            "pid": os.getpid(),
+            "tenant": tenant.name,
+            "device": device,
+        }
+
+    def _refuse(self, connection: socket.socket, error: TierdError) -> None:
+        self.refused += isinstance(error, Refused)
+        self.protocol_errors += isinstance(error, ProtocolError)
+        log.warning("an engine was refused: %s", error)
+        with suppress(OSError):  # it need not listen
+            connection.send(protocol.encode(Op.HELLO, Kind.ERROR, 0, protocol.dump_error(error)))
+        connection.close()
+
+    def status(self) -> dict[str, Any]:
+        """Facts for `tierd status`, as JSON."""
+        turns = self._selector.turns if self._selector else LoopTurns()
+        return {
+            "boot": self.boot,
+            "pid": os.getpid(),
+            "uptime": time.time() - self._started,
+            "socket": str(self.config.socket),
+            "process": process_facts(turns),
+            "protocol_errors": self.protocol_errors,
+            "refused": self.refused,
+            "sessions": [session.status() for session in self.sessions],
+            "tenants": [tenant.status() for tenant in self._tenants.values()],
+        }
+
+
+@contextmanager
+def _listening(config: Config) -> Iterator[socket.socket]:
+    """The daemon's socket; a stale one is replaced, and ours is taken away at the end."""
+    path = config.socket
+    made = not path.parent.exists()
+    shared = any(uid != os.getuid() for t in config.tenants.values() for uid in t.uids)
+    if made:
+        path.parent.mkdir(parents=True, mode=0o755 if shared else 0o700)
+    _clear_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o666 if shared else 0o600)  # SO_PEERCRED decides who is served
+        listener.listen(128)
+        inode = path.stat().st_ino
+        yield listener
+    finally:
+        listener.close()
+        with suppress(OSError):
+            if path.stat().st_ino == inode:
+                path.unlink()
+            if made:
+                path.parent.rmdir()
+
+
+def _clear_stale(path: Path) -> None:
+    """Remove the socket of a daemon that is gone. Raises ConfigError if one is alive."""
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigError(f"{path} exists and is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            log.info("%s was a stale socket", path)
+        else:
+            raise ConfigError(f"a daemon is listening on {path} already")
+
+
+def _peer(connection: socket.socket) -> Peer:
+    cred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", cred)
+    try:
+        pidfd = struct.unpack("i", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]
+    except OSError:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            pidfd = None
+    return Peer(pid, uid, pidfd)
+
+
+def _notify(state: str) -> None:
+    """Tell systemd, if it listens."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.connect("\0" + address[1:] if address[0] == "@" else address)
+            notify.send(state.encode())

@@ -1,0 +1,232 @@
+"""One tenant: its memory, its folder of the SSD, and the namespaces that share them.
+
+Tenants share nothing: no arena, no index, no file (I10). Memory is made here and handed to the
+stores; a namespace's pools grow out of the tenant's arenas, an extent run or a slab at a time.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from policies.base import LayerShape
+from storage.base import BlockStore, Volume
+from tierd.block import BlockHash
+from tierd.daemon import plugins
+from tierd.daemon.arena import EXTENT_NBYTES, Arena
+from tierd.daemon.cache import Tier
+from tierd.daemon.config import Config, TierConfig
+from tierd.daemon.namespace import Namespace
+from tierd.daemon.pool import BlockPool
+from tierd.errors import LayoutMismatch
+from tierd.layout import ITEMSIZE, KVLayout
+from tierd.shm import CudaMemory, SharedMemory
+
+log = logging.getLogger("tierd.tenant")
+
+_STAGING_ROWS = 8  # host rows for SSD <-> GPU copies that find no place in host memory
+
+
+class Tenant:
+    """Made by `open`; `close` gives everything back."""
+
+    def __init__(self, name: str, config: Config, copiers: ThreadPoolExecutor) -> None:
+        """Make the memory tiers; `copiers` are the threads that move bytes between them."""
+        self.name, self._config, self._copiers = name, config, copiers
+        share = config.tenants[name].share
+        self.device: SharedMemory | CudaMemory = (
+            CudaMemory.create(_part(config.device.size, share))
+            if config.device.store == "cuda"
+            else SharedMemory.create(f"tierd-device-{name}", _part(config.device.size, share))
+        )
+        self.host = (
+            SharedMemory.create(f"tierd-host-{name}", _part(config.host.size, share))
+            if config.host
+            else None
+        )
+        self._arenas = {"device": Arena(self.device.nbytes)}
+        if self.host:
+            self._arenas["host"] = Arena(self.host.nbytes)
+        self._volume: Volume | None = None
+        self.namespaces: dict[str, Namespace] = {}
+        self._attaching = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Open the tenant's folder of the SSD."""
+        if (ssd := self._config.ssd) is not None:
+            share = self._config.tenants[self.name].share
+            self._volume = await asyncio.to_thread(
+                plugins.volume(ssd.store).open,
+                ssd.path / self.name,
+                nbytes=int(ssd.size * share),
+                min_free_nbytes=ssd.min_free,
+                slab_nbytes=ssd.slab,
+            )
+
+    async def attach(self, name: str, wanted: KVLayout) -> Namespace:
+        """The namespace of `wanted`, made if need be; an engine more is in it.
+
+        Raises LayoutMismatch if another layout is attached under that name.
+        """
+        async with self._attaching:  # of names only; no copy waits for it
+            layout = self._with_blocks(wanted)
+            namespace = self.namespaces.get(name)
+            if namespace is not None and namespace.layout != layout:
+                if namespace.num_sessions:
+                    raise LayoutMismatch(
+                        f"{name!r} is attached with another layout: "
+                        + "; ".join(layout.differences(namespace.layout))
+                    )
+                await self._retire(namespace)
+                namespace = None
+            if namespace is None:
+                await self._make_way()
+                namespace = await self._create(name, layout)
+                self.namespaces[name] = namespace
+            namespace.num_sessions += 1
+            return namespace
+
+    def _with_blocks(self, wanted: KVLayout) -> KVLayout:
+        """The layout with the layer groups that the configured policy chooses, if it has none."""
+        if wanted.groups:
+            return wanted
+        blocks = self._config.blocks
+        per_layer = 2 * wanted.num_kv_heads * wanted.head_dim * ITEMSIZE[wanted.dtype]
+        windows = wanted.windows or (None,) * wanted.num_layers
+        shapes = [LayerShape(index, per_layer, window) for index, window in enumerate(windows)]
+        policy = plugins.block_sizes(blocks.policy)(**blocks.options)
+        layout = wanted.with_block_sizes(policy.sizes(shapes))
+        if blocks.granule is None or layout.granule:
+            return layout
+        return replace(layout, granule=blocks.granule)
+
+    async def _make_way(self) -> None:
+        """Retire namespaces that no engine uses while an arena has too little left for another."""
+        idle = [n for n in self.namespaces.values() if not n.num_sessions]
+        for namespace in idle:
+            if all(a.nbytes_free >= a.nbytes // 2 for a in self._arenas.values()):
+                return
+            await self._retire(namespace)
+
+    async def _retire(self, namespace: Namespace) -> None:
+        """End a namespace that no engine uses: its blocks live on in the SSD tier, if there is one."""
+        del self.namespaces[namespace.name]
+        if self._volume:
+            await namespace.save(asyncio.get_running_loop().time() + self._config.grace)
+        await namespace.close()
+        owner = namespace.layout.root(self.name)
+        for arena in self._arenas.values():
+            for group in range(len(namespace.layout.groups)):
+                arena.release((owner, group))
+        log.info("%s: retired", namespace.name)
+
+    async def _create(self, name: str, layout: KVLayout) -> Namespace:
+        sizes = [layout.block_nbytes(group) for group in range(len(layout.groups))]
+        owner = layout.root(self.name)
+        device = plugins.store(self._config.device.store)
+        memory = self.device.tensor if isinstance(self.device, CudaMemory) else self.device.array
+        tiers = [self._memory_tier("device", self._config.device, sizes, owner)]
+        stores: list[list[BlockStore]] = [[_store(device, memory, n, self._copiers) for n in sizes]]
+        if self.host and self._config.host:
+            tiers.append(self._memory_tier("host", self._config.host, sizes, owner))
+            host = plugins.store("host")
+            stores.append([_store(host, self.host.array, n, self._copiers) for n in sizes])
+        if self._volume and self._config.ssd:
+            stores.append(await asyncio.to_thread(self._open_arrays, name, layout))
+            tiers.append(self._ssd_tier(self._volume, self._config.ssd, layout))
+        staging = [np.empty(max(sizes), np.uint8) for _ in range(_STAGING_ROWS)]
+        namespace = Namespace(name, layout, tiers, stores, staging)
+        adopted = await namespace.recover()
+        log.info("%s: attached, %d blocks recovered", name, adopted)
+        return namespace
+
+    def _memory_tier(
+        self, name: str, config: TierConfig, sizes: Sequence[int], owner: BlockHash
+    ) -> Tier:
+        arena = self._arenas[name]
+
+        def grow(group: int) -> list[int] | None:
+            return arena.grow((owner, group), sizes[group])
+
+        return _tier(name, config, len(sizes), grow)
+
+    def _open_arrays(self, name: str, layout: KVLayout) -> list[BlockStore]:
+        """The namespace's arrays on the volume, one a group. This blocks."""
+        assert self._volume is not None, "no volume is open"
+        facts = {"model": name, "layout": layout.to_json(), "tenant": self.name}
+        return [
+            self._volume.array(
+                _array_name(layout, self.name, group),
+                layout.block_nbytes(group),
+                {**facts, "group": group, "block_shape": layout.block_shape(group)},
+            )
+            for group in range(len(layout.groups))
+        ]
+
+    def _ssd_tier(self, volume: Volume, config: TierConfig, layout: KVLayout) -> Tier:
+        names = [_array_name(layout, self.name, group) for group in range(len(layout.groups))]
+        tier = _tier("ssd", config, len(names), lambda group: volume.grow(names[group]))
+        for name, pool in zip(names, tier.pools, strict=True):
+            pool.grow(volume.capacity(name))
+        return tier
+
+    async def save(self, deadline: float) -> int:
+        """Write what only memory holds to the SSD until `deadline`. Returns the blocks left out."""
+        if self._volume is None:
+            return 0
+        return sum([await namespace.save(deadline) for namespace in self.namespaces.values()])
+
+    async def close(self) -> None:
+        """Close every namespace and give the memory and the folder back."""
+        for namespace in self.namespaces.values():
+            await namespace.close()
+        self.namespaces.clear()
+        if self._volume:
+            await asyncio.to_thread(self._volume.close)
+        for memory in (self.device, self.host):
+            if memory:
+                memory.close()
+
+    def status(self) -> dict[str, Any]:
+        """Facts for `tierd status`, as JSON."""
+        memory = {
+            name: {"nbytes": arena.nbytes, "nbytes_free": arena.nbytes_free}
+            for name, arena in self._arenas.items()
+        }
+        ssd: dict[str, Any] = {}
+        if self._volume and self._config.ssd:
+            share = self._config.tenants[self.name].share
+            ssd = {"nbytes": int(self._config.ssd.size * share), "nbytes_used": self._volume.nbytes}
+        return {
+            "name": self.name,
+            "memory": memory,
+            "ssd": ssd,
+            "namespaces": [namespace.status() for namespace in self.namespaces.values()],
+        }
+
+
+def _part(nbytes: int, share: float) -> int:
+    """A tenant's share of a tier, whole extents, at least one."""
+    return max(EXTENT_NBYTES, int(nbytes * share) // EXTENT_NBYTES * EXTENT_NBYTES)
+
+
+def _array_name(layout: KVLayout, tenant: str, group: int) -> str:
+    return f"{layout.root(tenant).hex()}-{group}"
+
+
+def _store(
+    kind: type[BlockStore], memory: Any, block_nbytes: int, copiers: ThreadPoolExecutor
+) -> BlockStore:
+    return kind(memory, block_nbytes, copiers)  # type: ignore[call-arg]  # plugins.store's form
+
+
+def _tier(
+    name: str, config: TierConfig, groups: int, grow: Callable[[int], Iterable[int] | None]
+) -> Tier:
+    kind = plugins.policy(config.policy)
+    pools = [BlockPool(kind(0, **config.options)) for _ in range(groups)]
+    return Tier(name, pools, grow)

@@ -1,0 +1,247 @@
+"""Carrying copies out between stores: batched, off the event loop, never past a hazard.
+
+The planner emits copies as if each were instant. Here each waits for
+
+    read after write    the copy that fills its source      (and fails if that one fails)
+    write after read    the copies that still read its target
+
+and for nothing else, so there is no lock, a device hit waits for nobody, and a place may change
+hands while its old bytes are still on their way out. Copies that may run are grouped by route and
+go to the stores in batches. This knows places and stores, not why something is copied.
+"""
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from storage.base import BlockFault, BlockStore, MemoryStore, Row
+from tierd.daemon.copy import Copy, Outcome, Place, Settle
+
+log = logging.getLogger("tierd.transfer")
+
+BATCH = 16  # blocks an executor hop: all of the speed, little of the loop's time (storage_ipc 1.6)
+MEDIUM_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A copy, or (without one) somebody who waits for places to be idle."""
+
+    copy: Copy | None
+    settle: Callable[[Outcome], None]
+    waits: int = 0
+    doomed: bool = False
+    begun: bool = False
+    ended: bool = False
+    then: list[tuple["_Step", bool]] = field(default_factory=list)  # True: reads what this writes
+
+
+class StoreTransfer:
+    """Moves blocks between the stores of one namespace: `stores[level][group]`.
+
+    `on_full(level)` is called when a medium refuses writes; `staging` are host rows for routes
+    whose both ends are no memory.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[Sequence[BlockStore]],
+        on_full: Callable[[int], None],
+        staging: Sequence[Row] = (),
+    ) -> None:
+        self._stores = stores
+        self._on_full = on_full
+        self._staging: asyncio.Queue[Row] = asyncio.Queue()
+        for row in staging:
+            self._staging.put_nowait(row)
+        self._writers: dict[Place, _Step] = {}
+        self._readers: dict[Place, list[_Step]] = {}
+        self._runnable: list[_Step] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wakeup: asyncio.Handle | None = None
+        self.blocks_moved: dict[tuple[int, int], int] = {}  # by (from level, to level)
+
+    def submit(self, copies: Iterable[Copy], settle: Settle) -> None:
+        """See `Transfer.submit`; `settle` is never called before this returns."""
+        for copy in copies:
+            self._enter(copy, settle)
+        self._wake()
+
+    def cancel(self, place: Place) -> None:
+        """See `Transfer.cancel`."""
+        step = self._writers.get(place)
+        if step is not None and not step.begun:
+            self._end(step, Outcome.CANCELLED)
+            self._wake()
+
+    def when_idle(self, places: Iterable[Place], call: Callable[[], None]) -> bool:
+        """True if nothing reads or writes `places`; else `call` once nothing does."""
+        readers = [step for place in places for step in self._readers.get(place, ())]
+        if not readers:
+            return True
+        barrier = _Step(None, lambda _: call(), waits=len(readers))
+        for step in readers:
+            step.then.append((barrier, False))
+        return False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._writers)
+
+    async def drain(self) -> None:
+        """Wait until every copy has ended."""
+        while self._writers:
+            self._wake()
+            await asyncio.wait(self._tasks) if self._tasks else await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """Settle what has not begun as cancelled, and wait for the rest."""
+        for step in list(self._writers.values()):
+            if not step.begun and not step.ended:
+                self._end(step, Outcome.CANCELLED)
+        await self.drain()
+
+    def _enter(self, copy: Copy, settle: Settle) -> None:
+        step = _Step(copy, lambda outcome: settle(copy, outcome))
+        source, target = copy.source, copy.target
+        assert target not in self._writers, f"two copies write {target}"
+        if (writer := self._writers.get(source)) is not None:
+            writer.then.append((step, True))
+            step.waits += 1
+        for reader in self._readers.get(target, ()):
+            reader.then.append((step, False))
+            step.waits += 1
+        self._writers[target] = step
+        self._readers.setdefault(source, []).append(step)
+        if not step.waits:
+            self._runnable.append(step)
+
+    def _wake(self) -> None:
+        if self._runnable and self._wakeup is None:
+            self._wakeup = asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Start what may run, in batches of one route."""
+        self._wakeup = None
+        ready = [step for step in self._runnable if not step.ended]
+        self._runnable = []
+        ready.sort(key=_route)
+        for _, steps in groupby(ready, _route):
+            same = list(steps)
+            for start in range(0, len(same), BATCH):
+                batch = same[start : start + BATCH]
+                for step in batch:
+                    step.begun = True
+                task = asyncio.create_task(self._run(batch))
+                self._tasks.add(task)
+                task.add_done_callback(self._ran)
+
+    def _ran(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a transfer broke", exc_info=error)
+
+    async def _run(self, batch: Sequence[_Step]) -> None:
+        copies = [step.copy for step in batch if step.copy is not None]
+        failed: dict[Copy, Outcome] | None = None
+        try:
+            failed = await self._move(copies)
+        finally:  # whatever happens, nobody is left waiting
+            for step, copy in zip(batch, copies, strict=True):
+                broken = Outcome.FAILED if failed is None else failed.get(copy, Outcome.DONE)
+                self._end(step, broken)
+            self._wake()
+
+    async def _move(self, copies: Sequence[Copy]) -> dict[Copy, Outcome]:
+        """Move the bytes of a batch of one route; returns those that did not arrive."""
+        first = copies[0]
+        source = self._stores[first.src_level][first.group]
+        target = self._stores[first.dst_level][first.group]
+        route = (first.src_level, first.dst_level)
+        self.blocks_moved[route] = self.blocks_moved.get(route, 0) + len(copies)
+        if isinstance(target, MemoryStore):
+            return await self._read(source, copies, target.rows(_ids(copies, "dst")))
+        if isinstance(source, MemoryStore):
+            return await self._write(target, copies, source.rows(_ids(copies, "src")))
+        return await self._stage(source, target, copies)
+
+    async def _read(
+        self, store: BlockStore, copies: Sequence[Copy], rows: Sequence[Row]
+    ) -> dict[Copy, Outcome]:
+        try:
+            await store.read(_ids(copies, "src"), rows)
+        except BlockFault as fault:
+            _report("read", fault)
+            return {c: Outcome.LOST for c in copies if c.src.block_id in fault.failed}
+        return {}
+
+    async def _write(
+        self, store: BlockStore, copies: Sequence[Copy], rows: Sequence[Row]
+    ) -> dict[Copy, Outcome]:
+        try:
+            await store.write(_ids(copies, "dst"), rows, [tag_of(c) for c in copies])
+        except BlockFault as fault:
+            _report("write", fault)
+            if any(error.errno in MEDIUM_IS_FULL for error in fault.failed.values()):
+                self._on_full(copies[0].dst_level)
+            return {c: Outcome.FAILED for c in copies if c.dst.block_id in fault.failed}
+        return {}
+
+    async def _stage(
+        self, source: BlockStore, target: BlockStore, copies: Sequence[Copy]
+    ) -> dict[Copy, Outcome]:
+        """Through host rows, where neither end is memory; as many at once as there are rows."""
+        failed: dict[Copy, Outcome] = {}
+        for copy in copies:
+            row = await self._staging.get()
+            try:
+                failed |= await self._read(source, [copy], [row])
+                if copy not in failed:
+                    failed |= await self._write(target, [copy], [row])
+            finally:
+                self._staging.put_nowait(row)
+        return failed
+
+    def _end(self, step: _Step, outcome: Outcome) -> None:
+        step.ended = True
+        if step.copy is not None:
+            self._leave(step, step.copy)
+        step.settle(outcome)
+        for after, reads in step.then:
+            after.waits -= 1
+            after.doomed |= reads and outcome is not Outcome.DONE
+            if after.waits or after.ended:
+                continue
+            if after.copy is None or after.doomed:
+                self._end(after, Outcome.FAILED)
+            else:
+                self._runnable.append(after)
+
+    def _leave(self, step: _Step, copy: Copy) -> None:
+        del self._writers[copy.target]
+        readers = self._readers[copy.source]
+        readers.remove(step)
+        if not readers:
+            del self._readers[copy.source]
+
+
+def _route(step: _Step) -> tuple[int, int, int]:
+    assert step.copy is not None, "a barrier does not run"
+    return (step.copy.src_level, step.copy.dst_level, step.copy.group)
+
+
+def _ids(copies: Sequence[Copy], end: str) -> list[int]:
+    return [getattr(copy, end).block_id for copy in copies]
+
+
+def _report(verb: str, fault: BlockFault) -> None:
+    for block_id, error in fault.failed.items():
+        log.warning("cannot %s block %d: %s", verb, block_id, error)
+
+
+def tag_of(copy: Copy) -> bytes:
+    """What is kept with a block so that a restart can find it: its name, then its parent's."""
+    return bytes(copy.key) + bytes(copy.parent or b"")

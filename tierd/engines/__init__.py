@@ -1,0 +1,1 @@
+"""Adapters: real engines that run on tierd's blocks in place."""

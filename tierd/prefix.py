@@ -1,0 +1,66 @@
+"""The hash chain of one token sequence: a 128-bit name for everything up to each granule's end.
+
+    root -> H(root, tokens 0..g-1) -> H(that, tokens g..2g-1) -> ...
+
+It is computed in the engine's process; token ids never leave it. A hash names content, it is not
+a secret. What a namespace is, and which hash names which block, is the layout's business.
+"""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from tierd.block import HASH_NBYTES, BlockHash
+
+Tokens = Sequence[int] | npt.NDArray[np.integer]
+
+
+def token_array(tokens: Tokens) -> npt.NDArray[np.uint32]:
+    """Token ids as little-endian uint32; ids outside 0 to 2^32-1 are a ValueError."""
+    array = np.asarray(tokens)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(
+            f"tokens: need a one-dimensional run of ids, not {array.dtype} {array.shape}"
+        )
+    if array.size and (int(array.min()) < 0 or int(array.max()) >= 1 << 32):
+        raise ValueError(f"tokens: ids must lie in 0 to 2^32-1, not {array.min()} to {array.max()}")
+    return array.astype("<u4")
+
+
+class PrefixChain:
+    """The hashes of a growing sequence, one each `granule` tokens.
+
+    `extra` maps a token's position to bytes that also decide its K and V: the content hash of an
+    image behind placeholder tokens, say.
+    """
+
+    def __init__(
+        self, root: BlockHash, granule: int, extra: Mapping[int, bytes] | None = None
+    ) -> None:
+        self._granule = granule
+        self._extra = dict(extra or {})
+        self._rest = np.empty(0, "<u4")  # tokens of the granule not yet full
+        self._parent = root
+        self.hashes: list[BlockHash] = []
+
+    def append(self, tokens: Tokens) -> None:
+        """Add tokens; each granule they fill gets its hash."""
+        data = np.concatenate((self._rest, token_array(tokens)))
+        full = len(data) // self._granule * self._granule
+        for start in range(0, full, self._granule):
+            self._parent = self._hash(data[start : start + self._granule])
+            self.hashes.append(self._parent)
+        self._rest = data[full:]
+
+    def _hash(self, tokens: npt.NDArray[np.uint32]) -> BlockHash:
+        digest = blake2b(self._parent + tokens.tobytes(), digest_size=HASH_NBYTES)
+        if self._extra:
+            start = len(self.hashes) * self._granule
+            for position in range(start, start + self._granule):
+                if key := self._extra.get(position):
+                    digest.update(
+                        position.to_bytes(8, "little") + len(key).to_bytes(8, "little") + key
+                    )
+        return BlockHash(digest.digest())

@@ -1,0 +1,258 @@
+"""What daemon and engine say to each other: frames on a Unix stream socket.
+
+    | body bytes u32 | op u8 | kind u8 | 0 u16 | request id u64 | body |        little-endian
+
+A reply carries its request's id and may come out of order; a push has id 0. Hot operations have
+fixed binary bodies, cold ones JSON. The first frame is `HELLO`; the daemon's answer to it carries
+the pools' file descriptors (SCM_RIGHTS). No payload byte of a block ever crosses the socket.
+
+This module knows bytes, not what they mean: it opens no socket and holds no state.
+"""
+
+import json
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Any, NamedTuple
+
+from tierd import errors
+from tierd.block import HASH_NBYTES, BlockHash
+
+VERSION = 1
+HEADER = Struct("<IBBHQ")
+MAX_FRAME = 16 << 20
+
+_ACQUIRE = Struct("<QII")  # lease, prompt tokens, room
+_STEP = Struct("<QIII")  # lease, committed, room, number of hashes
+_COUNT = Struct("<I")
+_LEASE = Struct("<QIIQ")  # lease, hit, room, mask of the ready groups
+
+Tables = list[list[int]]  # block ids by group, -1 where a window has slid past
+
+
+class Op(IntEnum):
+    """What a frame asks for, or answers."""
+
+    HELLO = 1  # JSON {protocol, tenant} -> JSON {boot, ...} and file descriptors
+    ATTACH = 2  # JSON {name, layout} -> JSON {layout}
+    ACQUIRE = 3
+    ADVANCE = 4
+    RELEASE = 5
+    READY = 6  # push
+    STATUS = 7  # JSON {} -> JSON
+    GOODBYE = 8  # JSON {} -> JSON {}: views are dropped, nothing will be written any more
+
+
+class Kind(IntEnum):
+    """Which way a frame goes, and how it ended."""
+
+    REQUEST = 0
+    REPLY = 1
+    ERROR = 2  # JSON {error, message}
+    PUSH = 3
+
+
+class Frame(NamedTuple):
+    """One frame, its body not yet decoded."""
+
+    op: int
+    kind: int
+    request: int
+    body: bytes
+
+
+class LeaseState(NamedTuple):
+    """Where a lease stands. `tables` is None where they are as before."""
+
+    lease: int
+    hit: int
+    room: int
+    ready: int  # bit g: group g is ready
+    tables: Tables | None
+
+
+class StepRequest(NamedTuple):
+    """One lease's part of an ADVANCE."""
+
+    lease: int
+    committed: int
+    room: int
+    hashes: Sequence[BlockHash]
+
+
+def default_socket() -> str:
+    """Where a daemon listens, and an engine looks, when nobody says otherwise."""
+    if path := os.environ.get("TIERD_SOCKET"):
+        return path
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return f"{runtime}/tierd/tierd.sock"
+    uid = os.getuid()
+    return "/run/tierd/tierd.sock" if uid == 0 else f"/tmp/tierd-{uid}/tierd.sock"
+
+
+def encode(op: Op, kind: Kind, request: int, body: bytes = b"") -> bytes:
+    """A whole frame."""
+    return HEADER.pack(len(body), op, kind, 0, request) + body
+
+
+def split(data: bytes, max_frame: int = MAX_FRAME) -> tuple[list[Frame], bytes]:
+    """The whole frames at the start of `data`, and the rest.
+
+    Raises ProtocolError as soon as a header claims a body over `max_frame`, or breaks the form.
+    """
+    frames, at = [], 0
+    while len(data) - at >= HEADER.size:
+        nbytes, op, kind, zero, request = HEADER.unpack_from(data, at)
+        if nbytes > max_frame:
+            raise errors.ProtocolError(
+                f"a frame of {nbytes} bytes; at most {max_frame} are allowed"
+            )
+        if zero or kind > max(Kind):
+            raise errors.ProtocolError("these bytes are no frame of tierd's protocol")
+        if len(data) - at - HEADER.size < nbytes:
+            break
+        start = at + HEADER.size
+        frames.append(Frame(op, kind, request, bytes(data[start : start + nbytes])))
+        at = start + nbytes
+    return frames, data[at:]
+
+
+# -- JSON bodies and errors ----------------------------------------------------------------------
+
+
+def dump(values: dict[str, Any]) -> bytes:
+    return json.dumps(values).encode()
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """A JSON object; anything else is a ProtocolError."""
+    try:
+        values = json.loads(body)
+    except ValueError as error:
+        raise errors.ProtocolError(f"a body is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise errors.ProtocolError(f"a body is a JSON {type(values).__name__}, not an object")
+    return values
+
+
+_ERRORS = {
+    kind.__name__: kind
+    for kind in (
+        errors.TierdError,
+        errors.OutOfBlocks,
+        errors.ProtocolError,
+        errors.Refused,
+        errors.LayoutMismatch,
+        errors.LeaseError,
+        errors.ConfigError,
+    )
+}
+
+
+def dump_error(error: errors.TierdError) -> bytes:
+    return dump({"error": type(error).__name__, "message": str(error)})
+
+
+def parse_error(body: bytes) -> errors.TierdError:
+    """The exception the other side raised."""
+    values = parse(body)
+    kind = _ERRORS.get(str(values.get("error")), errors.TierdError)
+    return kind(str(values.get("message")))
+
+
+# -- binary bodies -------------------------------------------------------------------------------
+
+
+def dump_tables(tables: Iterable[Sequence[int]]) -> bytes:
+    return b"".join(_COUNT.pack(len(ids)) + array("q", ids).tobytes() for ids in tables)
+
+
+def _tables(body: bytes, at: int, groups: int) -> tuple[Tables, int]:
+    tables = []
+    for _ in range(groups):
+        (count,) = _COUNT.unpack_from(body, at)
+        start = at + _COUNT.size
+        at = start + 8 * count
+        ids = array("q")
+        ids.frombytes(body[start:at])
+        tables.append(ids.tolist())
+    return tables, at
+
+
+def _hashes(body: bytes, at: int, count: int) -> list[BlockHash]:
+    stop = at + count * HASH_NBYTES
+    if stop > len(body):
+        raise errors.ProtocolError(f"{count} hashes announced, the frame ends before")
+    return [BlockHash(body[i : i + HASH_NBYTES]) for i in range(at, stop, HASH_NBYTES)]
+
+
+def dump_acquire(lease: int, num_tokens: int, room: int, hashes: Sequence[BlockHash]) -> bytes:
+    return _ACQUIRE.pack(lease, num_tokens, room) + b"".join(hashes)
+
+
+def parse_acquire(body: bytes) -> tuple[int, int, int, list[BlockHash]]:
+    if len(body) < _ACQUIRE.size or (len(body) - _ACQUIRE.size) % HASH_NBYTES:
+        raise errors.ProtocolError(f"an ACQUIRE of {len(body)} bytes")
+    lease, num_tokens, room = _ACQUIRE.unpack_from(body)
+    count = (len(body) - _ACQUIRE.size) // HASH_NBYTES
+    return lease, num_tokens, room, _hashes(body, _ACQUIRE.size, count)
+
+
+def dump_lease(state: LeaseState) -> bytes:
+    head = _LEASE.pack(state.lease, state.hit, state.room, state.ready)
+    return head if state.tables is None else head + dump_tables(state.tables)
+
+
+def parse_lease(body: bytes, groups: int) -> LeaseState:
+    lease, hit, room, ready = _LEASE.unpack_from(body)
+    changed = len(body) > _LEASE.size
+    tables = _tables(body, _LEASE.size, groups)[0] if changed else None
+    return LeaseState(lease, hit, room, ready, tables)
+
+
+def dump_steps(steps: Sequence[StepRequest]) -> bytes:
+    heads = [_STEP.pack(s.lease, s.committed, s.room, len(s.hashes)) for s in steps]
+    return b"".join([_COUNT.pack(len(steps)), *heads, *(h for s in steps for h in s.hashes)])
+
+
+def parse_steps(body: bytes) -> list[StepRequest]:
+    if len(body) < _COUNT.size:
+        raise errors.ProtocolError("an ADVANCE without a count")
+    (count,) = _COUNT.unpack_from(body)
+    at = _COUNT.size + count * _STEP.size
+    if at > len(body):
+        raise errors.ProtocolError(f"an ADVANCE of {count} steps in {len(body)} bytes")
+    steps = []
+    for lease, committed, room, hashes in _STEP.iter_unpack(body[_COUNT.size : at]):
+        steps.append(StepRequest(lease, committed, room, _hashes(body, at, hashes)))
+        at += hashes * HASH_NBYTES
+    if at != len(body):
+        raise errors.ProtocolError(f"an ADVANCE with {len(body) - at} bytes too many")
+    return steps
+
+
+def dump_added(added: Iterable[Iterable[Sequence[int]]]) -> bytes:
+    return b"".join(dump_tables(groups) for groups in added)
+
+
+def parse_added(body: bytes, steps: int, groups: int) -> list[Tables]:
+    """The blocks an ADVANCE added, by step and group."""
+    added, at = [], 0
+    for _ in range(steps):
+        tables, at = _tables(body, at, groups)
+        added.append(tables)
+    return added
+
+
+def dump_leases(leases: Sequence[int]) -> bytes:
+    return array("Q", leases).tobytes()
+
+
+def parse_leases(body: bytes) -> list[int]:
+    if len(body) % 8:
+        raise errors.ProtocolError(f"a RELEASE of {len(body)} bytes")
+    leases = array("Q")
+    leases.frombytes(body)
+    return leases.tolist()

@@ -1,0 +1,136 @@
+"""Memory that a daemon makes and engines map: memfd on the host, CUDA allocations on a GPU.
+
+Nothing here has a name in a file system: memory passes as a file descriptor or an IPC handle and
+is gone with its last holder (I9). Both halves, making and mapping, stand side by side.
+"""
+
+import ctypes
+import fcntl
+import mmap
+import os
+from contextlib import suppress
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+_F_ADD_SEALS, _SEAL, _SHRINK, _GROW = 1033, 0x1, 0x2, 0x4
+_MADV_DONTFORK, _MADV_HUGEPAGE = 10, 14
+
+
+class SharedMemory:
+    """A mapping of a memfd: `array` is its bytes, uint8, page aligned.
+
+    A child made by fork does not inherit the mapping: whoever maps connects himself.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        """Map `fd`, which this object owns from now on."""
+        self.fd, self.nbytes = fd, nbytes
+        self._map = mmap.mmap(fd, nbytes)
+        self._map.madvise(_MADV_DONTFORK)
+        with suppress(OSError):  # advice; a kernel without huge pages may refuse it
+            self._map.madvise(_MADV_HUGEPAGE)
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+
+    @classmethod
+    def create(cls, name: str, nbytes: int) -> Self:
+        """Make `nbytes` of zeros; nobody can change their size any more."""
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, _F_ADD_SEALS, _SHRINK | _GROW | _SEAL)
+        return cls(fd, nbytes)
+
+    def close(self) -> None:
+        """Give the mapping up; whoever still holds a view of it keeps it until they drop it."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        del self.array
+        with suppress(BufferError):  # the last view unmaps it
+            self._map.close()
+
+
+class CudaMemory:
+    """A CUDA allocation: `tensor` is its bytes, uint8, on one GPU.
+
+    Legacy CUDA IPC (`cudaIpcGetMemHandle`): the maker must outlive every mapping's use.
+    """
+
+    def __init__(self, pointer: int, nbytes: int, device: int, *, mapped: bool) -> None:
+        import torch
+
+        self.nbytes, self.device = nbytes, device
+        self._pointer, self._mapped = pointer, mapped
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "version": 3,
+        }
+        self.tensor: Any = torch.as_tensor(self, device=f"cuda:{device}")
+
+    @classmethod
+    def create(cls, nbytes: int, device: int = 0) -> Self:
+        """Allocate on `device`, past torch's own allocator, whose blocks cannot be exported."""
+        pointer = ctypes.c_void_p()
+        with _on(device):
+            _check(_cudart().cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(nbytes)))
+            _check(_cudart().cudaMemset(pointer, 0, ctypes.c_size_t(nbytes)))
+        return cls(pointer.value or 0, nbytes, device, mapped=False)
+
+    def export(self) -> bytes:
+        """The 64-byte handle that `attach` of another process on this host takes."""
+        handle = (ctypes.c_char * 64)()
+        with _on(self.device):
+            _check(_cudart().cudaIpcGetMemHandle(handle, ctypes.c_void_p(self._pointer)))
+        return bytes(handle)
+
+    @classmethod
+    def attach(cls, handle: bytes, nbytes: int, device: int = 0) -> Self:
+        """Map what another process exported; once a process and handle."""
+        raw, pointer = _Handle.from_buffer_copy(handle), ctypes.c_void_p()
+        with _on(device):
+            _check(_cudart().cudaIpcOpenMemHandle(ctypes.byref(pointer), raw, 1))
+        return cls(pointer.value or 0, nbytes, device, mapped=True)
+
+    def close(self) -> None:
+        """Unmap or free; no view of `tensor` may be used afterwards."""
+        if not self._pointer:
+            return
+        pointer, self._pointer = ctypes.c_void_p(self._pointer), 0
+        with _on(self.device):
+            if self._mapped:
+                _check(_cudart().cudaIpcCloseMemHandle(pointer))
+            else:
+                _check(_cudart().cudaFree(pointer))
+
+
+class _Handle(ctypes.Structure):
+    """cudaIpcMemHandle_t, which CUDA passes by value."""
+
+    _fields_ = [("reserved", ctypes.c_char * 64)]
+
+
+def _cudart() -> ctypes.CDLL:
+    """The CUDA runtime that torch has loaded into this process."""
+    import torch
+
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    with open("/proc/self/maps") as maps:
+        paths = {line.split()[-1] for line in maps if "libcudart" in line}
+    if not paths:
+        raise OSError("torch has loaded no CUDA runtime (libcudart) into this process")
+    return ctypes.CDLL(paths.pop())
+
+
+def _on(device: int) -> Any:
+    import torch
+
+    return torch.cuda.device(device)
+
+
+def _check(code: int) -> None:
+    if code:
+        raise OSError(f"CUDA error {code}")
