@@ -32,7 +32,7 @@ from storage.ssd_store import SsdStore, Threads
 __all__ = ["SsdStore", "SsdVolume"]
 
 NUM_READERS = 4
-NUM_WRITERS = 2
+NUM_WRITERS = 3  # two fill the disk; the third computes checksums meanwhile
 
 
 class SsdVolume(Volume):

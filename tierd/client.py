@@ -14,7 +14,8 @@ tiers: where a block came from is the daemon's business.
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierd import protocol
-from tierd.errors import DaemonLost, LeaseError, ProtocolError
+from tierd.errors import DaemonLost, LeaseError, ProtocolError, TierdError
 from tierd.layout import KVLayout
 from tierd.prefix import PrefixChain, Tokens, token_array
 from tierd.protocol import Frame, Kind, Op, StepRequest
@@ -100,18 +101,20 @@ class Client:
         """What `tierd status --json` prints."""
         return protocol.parse(self.call(Op.STATUS, protocol.dump({})))
 
-    def call(self, op: Op, body: bytes) -> bytes:
-        """One request and its reply. Raises what the daemon answers, or DaemonLost."""
+    def call(self, op: Op, body: bytes, take: Callable[[bytes], None] | None = None) -> bytes:
+        """One request and its reply, which `take` gets before any push that came after it.
+
+        Raises what the daemon answers, or DaemonLost.
+        """
         with self._lock:
             self._check()
             self._request += 1
             self._send(protocol.encode(op, Kind.REQUEST, self._request, body))
-            while True:
-                for frame in self._receive():
-                    if frame.request == self._request:
-                        if frame.kind == Kind.ERROR:
-                            raise protocol.parse_error(frame.body)
-                        return frame.body
+            while (reply := self._receive(take)) is None:
+                pass
+            if reply.kind == Kind.ERROR:
+                raise protocol.parse_error(reply.body)
+            return reply.body
 
     def await_push(self) -> None:
         """Wait for the daemon to push something, and take it in."""
@@ -131,8 +134,8 @@ class Client:
         except OSError as error:
             raise self._lose(str(error)) from None
 
-    def _receive(self) -> list[Frame]:
-        """Wait for frames; pushes are taken in, replies returned."""
+    def _receive(self, take: Callable[[bytes], None] | None = None) -> Frame | None:
+        """Wait for frames and take them in, in order; returns the reply to the last request."""
         try:
             data = self._socket.recv(1 << 20)
         except OSError as error:
@@ -140,12 +143,18 @@ class Client:
         if not data:
             raise self._lose("it hung up")
         frames, self._buffer = protocol.split(self._buffer + data)
+        reply = None
         for frame in frames:
-            if frame.kind == Kind.PUSH and self.pool:
-                self.pool.pushed(frame)
+            if frame.kind == Kind.PUSH:
+                if self.pool:
+                    self.pool.pushed(frame)
             elif frame.kind == Kind.ERROR and frame.request == 0:
                 raise protocol.parse_error(frame.body)
-        return [frame for frame in frames if frame.kind != Kind.PUSH]
+            elif frame.request == self._request:
+                reply = frame
+                if take and frame.kind == Kind.REPLY:
+                    take(frame.body)
+        return reply
 
     def _lose(self, why: str) -> DaemonLost:
         self._lost = f"the daemon at {self._path} is gone: {why}"
@@ -156,10 +165,8 @@ class Client:
         """Say goodbye: views must be dropped, nothing may be written any more. May be repeated."""
         with self._lock:
             if not self._lost and os.getpid() == self._pid:
-                try:
+                with suppress(DaemonLost):  # it is gone already
                     self.call(Op.GOODBYE, protocol.dump({}))
-                except DaemonLost:
-                    pass  # it is gone already
             self._lost = self._lost or "this connection is closed"
             self._socket.close()
             if self.pool:
@@ -232,11 +239,14 @@ class Pool:
         chain.append(ids)
         with self.client._lock:
             self._next += 1
-            body = protocol.dump_acquire(self._next, len(ids), max(room, len(ids)), chain.hashes)
-            reply = self.client.call(Op.ACQUIRE, body)
             lease = Lease(self, self._next, chain, len(ids))
-            self._leases[self._next] = lease
-            lease.update(protocol.parse_lease(reply, len(self.layout.groups)))
+            self._leases[lease.number] = lease
+            body = protocol.dump_acquire(lease.number, len(ids), max(room, len(ids)), chain.hashes)
+            try:
+                self.client.call(Op.ACQUIRE, body, lease.answered)
+            except TierdError:
+                del self._leases[lease.number]
+                raise
         return lease
 
     def advance(self, steps: Sequence[tuple["Lease", int, int]]) -> None:
@@ -387,6 +397,10 @@ class Lease:
         self._sent += len(request.hashes)
         self._frozen = max(self._frozen, request.committed)
         self.committed = max(self.committed, self._frozen)
+
+    def answered(self, body: bytes) -> None:
+        """The daemon has leased the blocks."""
+        self.update(protocol.parse_lease(body, len(self._pool.layout.groups)))
 
     def update(self, state: protocol.LeaseState) -> None:
         """Where the daemon says the lease stands."""

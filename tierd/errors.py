@@ -30,4 +30,4 @@ class LeaseError(TierdError, ValueError):
 
 
 class ConfigError(TierdError, ValueError):
-    """The configuration names something that is not allowed; the message says file, key and value."""
+    """The configuration says what is not allowed; the message names file, key and value."""

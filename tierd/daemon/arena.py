@@ -31,7 +31,7 @@ class Arena:
         return self._owners.count(None) * self.extent_nbytes
 
     def grow(self, owner: Hashable, block_nbytes: int) -> list[int] | None:
-        """Give `owner` another run of extents: the ids of the blocks it gained, None if none fit."""
+        """Give `owner` another run of extents: the block ids it gained, None if none fit."""
         least = 1 - (-block_nbytes // self.extent_nbytes)  # a whole aligned block fits in that
         for start, room in self._openings(owner, least):
             before = set(self._ids(owner, block_nbytes, start))
@@ -66,7 +66,7 @@ class Arena:
         )
 
     def _ids(self, owner: Hashable, block_nbytes: int, near: int) -> range:
-        """Blocks whole inside the run of `owner` that holds, or ends right before, extent `near`."""
+        """Blocks whole inside the run of `owner` that holds, or ends before, extent `near`."""
         first = last = near
         while first and self._owners[first - 1] == owner:
             first -= 1

@@ -219,7 +219,7 @@ class TieredCache:
         return len(names)
 
     def _runs(self, group: int, hashes: Sequence[BlockHash], hit: int) -> list[int]:
-        """For each block up to `hit` tokens: how many blocks in a row, up to it, some tier holds."""
+        """For each block up to `hit` tokens: the length of the run of known blocks that it ends."""
         pools = [tier.pools[group] for tier in self.tiers]
         run, runs = 0, []
         for key in self._names(group, hashes, 0, hit // self._sizes[group]):

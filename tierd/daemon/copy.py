@@ -63,7 +63,7 @@ class Transfer(Protocol):
     """Who carries copies out."""
 
     def submit(self, copies: Iterable[Copy], settle: Settle) -> None:
-        """Begin `copies`; `settle(copy, outcome)` is called once for each, maybe before this returns.
+        """Begin `copies`; `settle(copy, outcome)` is called once for each, maybe already here.
 
         A copy waits for earlier ones that write its source or read or write its target. It fails
         if the one that writes its source fails.

@@ -71,7 +71,7 @@ class BlockPool:
         self._move(block, State.COMMITTED)
 
     def failed(self, block: Block) -> None:
-        """The bytes of a loading block will not come: it is unfindable, its holders let go of it."""
+        """The bytes of a loading block will not come: it is unfindable, its holders let go."""
         assert block.state is State.LOADING, f"block {block.block_id} is {block.state}"
         self.forget(block)
 

@@ -113,7 +113,7 @@ class Tenant:
             await self._retire(namespace)
 
     async def _retire(self, namespace: Namespace) -> None:
-        """End a namespace that no engine uses: its blocks live on in the SSD tier, if there is one."""
+        """End a namespace that no engine uses; its blocks live on in the SSD tier, if any."""
         del self.namespaces[namespace.name]
         if self._volume:
             await namespace.save(asyncio.get_running_loop().time() + self._config.grace)
