@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from ssd_blocks import lose_catalog
 
 from storage.base import BlockFault
 from storage.ssd import SsdVolume
@@ -42,11 +43,6 @@ async def _write_until_killed(path: Path, life: int, alive: Connection) -> None:
             volume.grow("a")
         if chance.random() < 0.1:
             await store.flush()
-
-
-def lose_catalog(path: Path) -> None:
-    for file in path.glob("catalog.sqlite*"):
-        file.unlink()
 
 
 def live(path: Path, life: int) -> None:

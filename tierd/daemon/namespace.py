@@ -11,7 +11,8 @@ from typing import Any
 
 from storage.base import BlockStore
 from tierd.block import HASH_NBYTES, BlockHash, BlockId, State
-from tierd.daemon.cache import Tier, TieredCache
+from tierd.daemon.cache import TieredCache
+from tierd.daemon.tier import Tier
 from tierd.daemon.transfer import StoreTransfer
 from tierd.layout import KVLayout
 
@@ -75,7 +76,7 @@ class Namespace:
     async def save(self, deadline: float) -> int:
         """Write what only memory holds to the coldest tier, hottest first, until `deadline` on the
         loop's clock. Returns how many blocks were left unsaved."""
-        unsaved = self.cache.unsaved()
+        unsaved = self.cache.chain.unsaved()
         loop = asyncio.get_running_loop()
         while unsaved and loop.time() < deadline and not self.tiers[-1].paused:
             batch, unsaved = unsaved[:64], unsaved[64:]
@@ -93,7 +94,7 @@ class Namespace:
 
     def status(self) -> dict[str, Any]:
         """Facts for `tierd status`, as JSON."""
-        counts = self.cache.counts
+        counts = self.cache.chain.counts
         return {
             "name": self.name,
             "layout": self.layout.to_json(),

@@ -6,6 +6,7 @@ everybody's. What is returned is always a class that can be made: every way to b
 """
 
 import inspect
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -44,6 +45,7 @@ def installed(group: str) -> list[str]:
     return sorted(entry_points(group=group).names)
 
 
+@cache  # what is installed does not change under a running daemon
 def _find(group: str, name: str, base: type) -> type[Any]:
     module, colon, attribute = name.partition(":")
     if not colon:

@@ -18,10 +18,10 @@ from storage.base import BlockStore, Volume
 from tierd.block import BlockHash
 from tierd.daemon import plugins
 from tierd.daemon.arena import EXTENT_NBYTES, Arena
-from tierd.daemon.cache import Tier
 from tierd.daemon.config import Config, TierConfig
 from tierd.daemon.namespace import Namespace
 from tierd.daemon.pool import BlockPool
+from tierd.daemon.tier import Tier
 from tierd.errors import LayoutMismatch
 from tierd.layout import ITEMSIZE, KVLayout
 from tierd.shm import CudaMemory, SharedMemory

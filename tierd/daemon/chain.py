@@ -1,0 +1,178 @@
+"""The chain of tiers as places: making room on top, and what has to be copied for that.
+
+Victims go down before their places are given away, so a demotion loses nothing while the tier
+below has room; what lies there already moves no bytes. Copies are *planned* here, in program order,
+and taken by the cache (`take`), which has them carried out. It knows pools and levels, no leases.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, zip_longest
+
+from policies.base import Access
+from tierd.block import Block, BlockHash, State
+from tierd.daemon.copy import Copy
+from tierd.daemon.tier import Counts, Tier
+from tierd.errors import OutOfBlocks
+from tierd.layout import KVLayout
+
+
+class TierChain:
+    """The tiers of one namespace, hottest first."""
+
+    def __init__(self, layout: KVLayout, tiers: Sequence[Tier]) -> None:
+        self.layout, self.tiers = layout, list(tiers)
+        self.counts = Counts(blocks_hit=[0] * len(tiers))
+        self._planned: list[Copy] = []
+
+    def take(self) -> list[Copy]:
+        """The copies planned since the last call, in program order."""
+        planned, self._planned = self._planned, []
+        return planned
+
+    def reserve(self, level: int, need: Sequence[int], access: Access) -> list[list[Block]]:
+        """Take `need[g]` places of each group at `level`, demoting what is in the way.
+
+        Raises OutOfBlocks, naming the shortest group, before anything has changed.
+        """
+        victims = [self._choose(level, group, n) for group, n in enumerate(need)]
+        for group, chosen in enumerate(victims):
+            self._evict(level, group, chosen, access)
+        return [self.tiers[level].pools[g].allocate(n) for g, n in enumerate(need)]
+
+    def _choose(self, level: int, group: int, n: int) -> list[Block]:
+        """The blocks to evict so that `n` places are free. Changes nothing but the capacity."""
+        tier, pool = self.tiers[level], self.tiers[level].pools[group]
+        self._grow(level, group, n)
+        try:
+            return pool.victims(max(0, n - pool.num_free))
+        except OutOfBlocks:
+            of = self.layout.groups[group]
+            raise OutOfBlocks(
+                f"group {group} (layers {of.layers[0]} to {of.layers[-1]}): need {n} blocks of "
+                f"{of.block_size} tokens at tier {tier.name!r}, which holds {pool.capacity}: "
+                + ", ".join(f"{count} {state.value}" for state, count in pool.counts.items())
+                + f", {sum(1 for _ in pool.evictable())} evictable"
+            ) from None
+
+    def _grow(self, level: int, group: int, n: int) -> None:
+        tier, pool = self.tiers[level], self.tiers[level].pools[group]
+        while pool.num_free < n and not tier.paused and (ids := tier.grow(group)) is not None:
+            pool.grow(ids)
+
+    def _evict(self, level: int, group: int, victims: Sequence[Block], access: Access) -> None:
+        """Evict `victims`, first saving to the tier below those it lacks and has room for."""
+        if not victims:
+            return
+        if level + 1 < len(self.tiers):
+            below = self.tiers[level + 1].pools[group]
+            lacking = [block for block in victims if block.key and below.get(block.key) is None]
+            saved = self._copy_down(level, group, lacking, level + 1, access, pin=False)
+            self.counts.dropped += len(lacking) - saved
+        else:
+            self.counts.dropped += len(victims)
+        for block in victims:
+            self.tiers[level].pools[group].evict(block)
+
+    def _copy_down(
+        self,
+        level: int,
+        group: int,
+        blocks: Sequence[Block],
+        to: int,
+        access: Access,
+        *,
+        pin: bool,
+    ) -> int:
+        """Plan copies of `blocks` into level `to`, the hottest (last) ones if not all fit."""
+        pool, below = self.tiers[level].pools[group], self.tiers[to].pools[group]
+        if not blocks or self.tiers[to].paused:
+            return 0
+        self._grow(to, group, len(blocks))
+        spare = islice(below.evictable(), max(0, len(blocks) - below.num_free))
+        fits = min(len(blocks), below.num_free + sum(1 for _ in spare))
+        victims = below.victims(max(0, fits - below.num_free))
+        self._evict(to, group, victims, access)
+        for block, place in zip(blocks[len(blocks) - fits :], below.allocate(fits), strict=True):
+            assert block.key is not None, f"block {block.block_id} has no name"
+            below.load(place, block.key, block.parent, access)
+            below.unpin(place)
+            if pin:
+                pool.pin(block)
+            self._plan(group, level, block, to, place, block.key, block.parent, holds=pin)
+        self.counts.demoted += fits
+        return fits
+
+    def load(
+        self,
+        group: int,
+        level: int,
+        source: Block,
+        target: Block,
+        key: BlockHash,
+        parent: BlockHash | None,
+        landing: Iterator[Block],
+        access: Access,
+    ) -> None:
+        """Plan the pinned `source` into `target` of the top tier, by way of host memory if it has
+        a place to spare: the bytes then stay there too."""
+        self.tiers[0].pools[group].load(target, key, parent, access)
+        self.counts.promoted += 1
+        stop = next(landing, None) if level > 1 else None
+        if stop is not None:
+            self.tiers[1].pools[group].load(stop, key, parent, access)
+            self._plan(group, level, source, 1, stop, key, parent, holds=True)
+            level, source = 1, stop
+        self._plan(group, level, source, 0, target, key, parent, holds=True)
+
+    def landing_places(self, group: int, below: Sequence[tuple[int, Block]]) -> Iterator[Block]:
+        """Free or clean places of host memory for blocks that come from further below.
+
+        A load never waits for a write, so a block that only host memory has is left alone.
+        """
+        if not below or len(self.tiers) < 3:
+            return iter(())
+        pool, colder = self.tiers[1].pools[group], [t.pools[group] for t in self.tiers[2:]]
+        self._grow(1, group, len(below))
+        wanted = len(below) - pool.num_free
+        candidates = islice(pool.evictable(), 2 * len(below)) if wanted > 0 else ()
+        clean = [b for b in candidates if b.key and any(p.get(b.key) for p in colder)]
+        for block in clean[: max(0, wanted)]:
+            pool.evict(block)
+        return iter(pool.allocate(min(len(below), pool.num_free)))
+
+    def unsaved(self) -> list[tuple[int, int, Block]]:
+        """`(level, group, block)` of what only volatile tiers hold, hottest first, as far as the
+        coldest tier has room. For `save`, in pieces."""
+        found, coldest = [], self.tiers[-1]
+        for group, pool in enumerate(coldest.pools):
+            lacking = {
+                block.key: (level, group, block)
+                for level, tier in reversed(list(enumerate(self.tiers[:-1])))
+                for block in tier.pools[group].hottest()
+                if block.key and pool.get(block.key) is None
+            }
+            self._grow(len(self.tiers) - 1, group, len(lacking))
+            found.append(list(lacking.values())[: pool.capacity])
+        return [entry for entries in zip_longest(*found) for entry in entries if entry]
+
+    def save(self, unsaved: Sequence[tuple[int, int, Block]], access: Access) -> None:
+        """Copy blocks into the coldest tier, the daemon's way out; they stay where they are too."""
+        coldest = len(self.tiers) - 1
+        for level, group, block in unsaved:
+            known = self.tiers[coldest].pools[group].get
+            if block.state is State.COMMITTED and block.key and known(block.key) is None:
+                self._copy_down(level, group, [block], coldest, access, pin=True)
+
+    def _plan(
+        self,
+        group: int,
+        src_level: int,
+        src: Block,
+        dst_level: int,
+        dst: Block,
+        key: BlockHash,
+        parent: BlockHash | None,
+        *,
+        holds: bool,
+    ) -> None:
+        self._planned.append(Copy(key, parent, group, src_level, src, dst_level, dst, holds))

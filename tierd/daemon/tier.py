@@ -1,0 +1,40 @@
+"""One rung of the chain: a pool for each layer group, and what the cache has done with them.
+
+Plain state that the planner changes; levels are positions in a list, so a tier does not know its
+own.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tierd.daemon.pool import BlockPool
+
+
+@dataclass(slots=True)
+class Tier:
+    """One rung of the chain: a pool for each layer group.
+
+    `grow(group)` gives more places for a group's pool, or None if the tier has no more to give.
+    A paused tier takes nothing new (its medium is full or failing) but still serves.
+    """
+
+    name: str
+    pools: Sequence[BlockPool]
+    grow: Callable[[int], Iterable[int] | None]
+    paused: bool = False
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the cache has done since it was made, in blocks unless it says tokens."""
+
+    requests: int = 0
+    tokens_asked: int = 0
+    tokens_hit: int = 0
+    blocks_hit: list[int] = field(default_factory=list)  # by level
+    promoted: int = 0
+    demoted: int = 0
+    dropped: int = 0  # evicted with no copy left below
+    failed: int = 0
+    lost: int = 0  # unreadable or corrupt in a lower tier
+    out_of_blocks: int = 0
