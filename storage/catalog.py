@@ -63,10 +63,17 @@ class Catalog:
             values = ((array, *row) for row in rows)
             db.executemany("INSERT OR REPLACE INTO block VALUES (?, ?, ?, ?, ?)", values)
 
-    def rows(self, array: str) -> list[Trailer]:
+    def proofs(self, array: str) -> list[tuple[int, int, int]]:
+        """Slot, seq and crc of every block: plain tuples, of which there may be millions."""
         with self._transaction() as db:
-            query = "SELECT slot, seq, crc, tag FROM block WHERE array = ?"
-            return [Trailer(*row) for row in db.execute(query, (array,))]
+            query = "SELECT slot, seq, crc FROM block WHERE array = ?"
+            return db.execute(query, (array,)).fetchall()
+
+    def tags(self, array: str) -> list[tuple[int, bytes]]:
+        """Slot and tag of every block."""
+        with self._transaction() as db:
+            query = "SELECT slot, tag FROM block WHERE array = ?"
+            return db.execute(query, (array,)).fetchall()
 
     def forget(self, array: str, slot: int, seq: int) -> None:
         """Drop one row, unless its slot has been written again."""

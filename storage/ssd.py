@@ -36,7 +36,10 @@ NUM_WRITERS = 3  # two fill the disk; the third computes checksums meanwhile
 
 
 class SsdVolume(Volume):
-    """Arrays of slabs on one file system. Close it, even after an error."""
+    """Arrays of slabs on one file system.
+
+    `grow` and `nbytes` may be called while one thread is in any other method.
+    """
 
     def __init__(self, path: Path, nbytes: int, min_free_nbytes: int, slab_nbytes: int) -> None:
         self._budget = nbytes

@@ -57,10 +57,9 @@ class SsdStore(BlockStore):
         self._seqs = seqs
         self._scratch = Scratch(files.geometry)
         made = set(files.made())
+        num_slots = files.geometry.num_slots
         self._index = {
-            row.slot: (row.seq, row.crc)
-            for row in catalog.rows(name)
-            if files.geometry.locate(row.slot)[0] in made
+            slot: (seq, crc) for slot, seq, crc in catalog.proofs(name) if slot // num_slots in made
         }
         # What a killed life wrote is in the catalog and not yet in its slabs' indexes.
         self._dirty = made
@@ -199,8 +198,7 @@ class SsdStore(BlockStore):
         self._catalog.forget(self._name, slot, seq)
 
     def _recover(self) -> list[tuple[int, bytes]]:
-        rows = self._catalog.rows(self._name)
-        return [(row.slot, row.tag) for row in rows if row.slot in self._index]
+        return [row for row in self._catalog.tags(self._name) if row[0] in self._index]
 
 
 def _is_aligned(row: Row) -> bool:

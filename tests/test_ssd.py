@@ -12,7 +12,11 @@ import pytest
 import tensorstore
 import zarr
 from crc32c import crc32c
-from ssd_blocks import (
+
+from storage.base import BlockFault, CorruptBlock, Row
+from storage.slab import PAGE
+from storage.testing import assert_equal, make_rows, random_rows
+from tests.ssd_blocks import (
     GEOMETRY,
     NBYTES,
     SLOTS,
@@ -24,10 +28,6 @@ from ssd_blocks import (
     put,
     slab,
 )
-
-from storage.base import BlockFault, CorruptBlock, Row
-from storage.slab import PAGE
-from storage.testing import assert_equal, make_rows, random_rows
 
 
 def tensorstore_open(path: Path) -> tensorstore.TensorStore:
@@ -119,6 +119,7 @@ async def test_swapped_slots_are_corrupt_blocks(tmp_path: Path, catalog_is_lost:
     if catalog_is_lost:
         lose_catalog(tmp_path)
     async with open_store(tmp_path) as store:
+        assert catalog_is_lost == (set(tags) - set(dict(await store.recover())) == {2, 5})
         assert set(await faults(store, tags)) == {2, 5}
 
 
@@ -223,3 +224,22 @@ async def test_an_error_of_the_medium_is_passed_on_and_the_block_kept(
         assert not isinstance(failed[0], CorruptBlock)
         assert str(slab(tmp_path, 0)) in str(failed[0])
         assert not await faults(store, {0: b"0"})
+
+
+def seq_on_disk(path: Path, block_id: int) -> int:
+    k, start = GEOMETRY.locate(block_id)
+    with slab(path, k).open("rb") as file:
+        return int.from_bytes(os.pread(file.fileno(), 8, start + NBYTES + 20), "little")
+
+
+@pytest.mark.parametrize("catalog_is_lost", [False, True])
+async def test_no_life_uses_a_sequence_number_again(tmp_path: Path, catalog_is_lost: bool) -> None:
+    seqs = []
+    for life in range(3):
+        async with open_store(tmp_path) as store:
+            await put(store, [0, 1, 2])
+            seqs += [seq_on_disk(tmp_path, block_id) for block_id in (0, 1, 2)]
+        if catalog_is_lost:
+            lose_catalog(tmp_path)
+            flip(tmp_path, life, NBYTES + 20)
+    assert seqs == sorted(set(seqs))

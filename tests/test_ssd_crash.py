@@ -8,11 +8,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from ssd_blocks import lose_catalog
 
 from storage.base import BlockFault
 from storage.ssd import SsdVolume
 from storage.testing import assert_equal, make_rows, random_rows
+from tests.ssd_blocks import lose_catalog
 
 NBYTES = 16384
 NUM_LIVES = 8

@@ -10,13 +10,23 @@ from types import SimpleNamespace
 
 import pytest
 import zarr
-from ssd_blocks import GEOMETRY, NBYTES, SLOTS, faults, names, open_store, open_volume, put, slab
 
 import storage.slab_files
 from storage.base import BlockFault
 from storage.slab import PAGE, Geometry
 from storage.ssd import SsdVolume
 from storage.testing import make_rows
+from tests.ssd_blocks import (
+    GEOMETRY,
+    NBYTES,
+    SLOTS,
+    faults,
+    names,
+    open_store,
+    open_volume,
+    put,
+    slab,
+)
 
 
 async def test_the_array_is_declared_as_large_as_the_budget(tmp_path: Path) -> None:

@@ -32,10 +32,14 @@ class Arena:
 
     def grow(self, owner: Hashable, block_nbytes: int) -> list[int] | None:
         """Give `owner` another run of extents: the block ids it gained, None if none fit."""
-        least = 1 - (-block_nbytes // self.extent_nbytes)  # a whole aligned block fits in that
+        least = -2 * (-block_nbytes // self.extent_nbytes)  # a whole aligned block fits in that
         for start, room in self._openings(owner, least):
-            before = set(self._ids(owner, block_nbytes, start))
             take = min(room, max(self._step, least))
+            before = {
+                block_id
+                for edge in (start, start + take)  # it may close a gap between two runs
+                for block_id in self._ids(owner, block_nbytes, edge)
+            }
             for extent in range(start, start + take):
                 self._owners[extent] = owner
             if gained := [i for i in self._ids(owner, block_nbytes, start) if i not in before]:

@@ -1,0 +1,209 @@
+"""One pool's bookkeeping: the five states and every transition between them."""
+
+import pytest
+
+from policies.base import Access
+from policies.lru import LRU
+from tierd.block import Block, BlockHash, State
+from tierd.daemon.pool import BlockPool
+from tierd.errors import OutOfBlocks
+
+NOW = Access(0.0)
+
+
+def name(number: int) -> BlockHash:
+    return BlockHash(b"%d" % number)
+
+
+def make_pool(capacity: int) -> BlockPool:
+    pool = BlockPool(LRU(0))
+    pool.grow(range(capacity))
+    return pool
+
+
+def committed(pool: BlockPool, *numbers: int) -> list[Block]:
+    """Commit a block under each name and let go of it."""
+    blocks = pool.allocate(len(numbers))
+    for block, number in zip(blocks, numbers, strict=True):
+        assert pool.commit(block, name(number), None, NOW)
+        pool.unpin(block)
+    return blocks
+
+
+def states(pool: BlockPool) -> dict[State, int]:
+    return {state: count for state, count in pool.counts.items() if count}
+
+
+def snapshot(pool: BlockPool) -> object:
+    blocks = [(b.block_id, b.state, b.ref_cnt, b.key, b.parent) for b in pool]
+    return blocks, pool.num_free, [b.block_id for b in pool.evictable()], states(pool)
+
+
+def test_an_allocated_block_is_private_with_one_reference() -> None:
+    pool = make_pool(3)
+    first, second = pool.allocate(2)
+    assert first.block_id != second.block_id
+    assert (first.state, first.ref_cnt, first.key) == (State.PRIVATE, 1, None)
+    assert states(pool) == {State.FREE: 1, State.PRIVATE: 2}
+
+
+def test_a_private_block_is_free_when_its_last_holder_lets_go() -> None:
+    pool = make_pool(1)
+    (block,) = pool.allocate(1)
+    pool.pin(block)
+    pool.unpin(block)
+    assert block.state is State.PRIVATE
+    pool.unpin(block)
+    assert states(pool) == {State.FREE: 1}
+
+
+def test_a_committed_block_is_findable_and_stays_when_its_holder_lets_go() -> None:
+    pool = make_pool(1)
+    (block,) = committed(pool, 1)
+    assert pool.get(name(1)) is block
+    assert (block.state, block.ref_cnt) == (State.COMMITTED, 0)
+    assert pool.get(name(2)) is None
+
+
+def test_a_block_that_is_loading_is_findable_and_lands_committed() -> None:
+    pool = make_pool(1)
+    (block,) = pool.allocate(1)
+    pool.load(block, name(1), name(0), NOW)
+    assert (pool.get(name(1)), block.state, block.parent) == (block, State.LOADING, name(0))
+    assert pool.num_free == 0
+    pool.landed(block)
+    assert states(pool) == {State.COMMITTED: 1}
+
+
+def test_a_load_that_fails_is_unfindable_at_once_and_free_when_its_waiters_are_gone() -> None:
+    pool = make_pool(1)
+    (block,) = pool.allocate(1)
+    pool.load(block, name(1), None, NOW)
+    pool.failed(block)
+    assert pool.get(name(1)) is None
+    assert (block.state, block.key) == (State.PRIVATE, None)
+    pool.unpin(block)
+    assert states(pool) == {State.FREE: 1}
+
+
+def test_too_few_free_places_raise_and_change_nothing() -> None:
+    pool = make_pool(3)
+    committed(pool, 1, 2)
+    before = snapshot(pool)
+    with pytest.raises(OutOfBlocks, match="need 2 blocks, 1 are free"):
+        pool.allocate(2)
+    assert snapshot(pool) == before
+
+
+def test_too_few_victims_raise_and_change_nothing() -> None:
+    pool = make_pool(3)
+    pool.pin(committed(pool, 1, 2)[0])
+    before = snapshot(pool)
+    with pytest.raises(OutOfBlocks, match="need 2 blocks to evict, 1 are not in use"):
+        pool.victims(2)
+    assert snapshot(pool) == before
+
+
+def test_a_pinned_block_is_never_a_victim() -> None:
+    pool = make_pool(3)
+    blocks = committed(pool, 1, 2, 3)
+    pool.pin(blocks[0])
+    assert pool.victims(2) == blocks[1:]
+    pool.unpin(blocks[0])
+    assert pool.victims(3) == blocks
+
+
+def test_a_loading_block_is_never_a_victim_even_if_nobody_waits() -> None:
+    pool = make_pool(1)
+    (block,) = pool.allocate(1)
+    pool.load(block, name(1), None, NOW)
+    pool.unpin(block)
+    assert list(pool.evictable()) == []
+    pool.landed(block)
+    assert pool.victims(1) == [block]
+
+
+def test_protection_is_not_use() -> None:
+    pool = make_pool(2)
+    blocks = committed(pool, 1, 2)
+    pool.pin(blocks[0])
+    pool.unpin(blocks[0])
+    assert pool.victims(2) == blocks
+
+
+def test_a_touched_path_is_given_up_last_and_tail_first() -> None:
+    pool = make_pool(4)
+    one, two, three, four = committed(pool, 1, 2, 3, 4)
+    pool.touch([name(1), name(9), name(2), name(3)], NOW)  # nobody knows 9
+    assert pool.victims(4) == [four, three, two, one]
+    assert pool.hottest() == [one, two, three, four]
+
+
+def test_an_evicted_block_is_free_and_unknown() -> None:
+    pool = make_pool(2)
+    block, _ = committed(pool, 1, 2)
+    pool.evict(block)
+    assert pool.get(name(1)) is None
+    assert (block.state, block.key, block.parent) == (State.FREE, None, None)
+    assert states(pool) == {State.FREE: 1, State.COMMITTED: 1}
+
+
+def test_a_name_committed_twice_keeps_both_blocks_and_finds_the_first() -> None:
+    pool = make_pool(2)
+    first, second = pool.allocate(2)
+    assert pool.commit(first, name(1), None, NOW)
+    assert not pool.commit(second, name(1), None, NOW)
+    assert pool.get(name(1)) is first
+    assert (second.state, second.key, second.ref_cnt) == (State.PRIVATE, None, 1)
+
+
+def test_a_forgotten_block_stays_with_its_holders_and_is_then_free() -> None:
+    pool = make_pool(2)
+    held, alone = committed(pool, 1, 2)
+    pool.pin(held)
+    pool.forget(held)
+    pool.forget(alone)
+    assert (pool.get(name(1)), pool.get(name(2))) == (None, None)
+    assert (held.state, alone.state) == (State.PRIVATE, State.FREE)
+    pool.unpin(held)
+    assert pool.num_free == 2
+
+
+def test_a_quarantined_block_is_of_no_use_until_it_is_thawed() -> None:
+    pool = make_pool(1)
+    (block,) = pool.allocate(1)
+    pool.pin(block)
+    pool.quarantine(block)
+    assert (block.state, block.ref_cnt) == (State.QUARANTINED, 0)
+    with pytest.raises(OutOfBlocks):
+        pool.allocate(1)
+    pool.thaw(block)
+    assert pool.allocate(1) == [block]
+
+
+def test_a_pool_grows_and_gives_free_places_back() -> None:
+    pool = make_pool(1)
+    pool.grow([7, 9])
+    assert (pool.capacity, pool.num_free) == (3, 3)
+    pool.shrink([7])
+    assert {block.block_id for block in pool.allocate(2)} == {0, 9}
+    with pytest.raises(AssertionError, match="not free"):
+        pool.shrink([9])
+
+
+def test_a_pool_takes_up_what_a_former_life_left() -> None:
+    pool = make_pool(3)
+    assert pool.adopt(next(iter(pool)).block_id, name(1), name(0))
+    assert not pool.adopt(list(pool)[1].block_id, name(1), None)  # the name is known
+    pool.sift()
+    assert states(pool) == {State.FREE: 2, State.COMMITTED: 1}
+    assert {block.block_id for block in pool.allocate(2)} == {1, 2}
+    assert pool.get(name(1)) in pool.victims(1)
+
+
+@pytest.mark.parametrize("verb", ["landed", "failed", "evict", "unpin", "quarantine", "thaw"])
+def test_a_transition_from_the_wrong_state_is_refused(verb: str) -> None:
+    pool = make_pool(1)
+    (free,) = pool
+    with pytest.raises(AssertionError):
+        getattr(pool, verb)(free)
