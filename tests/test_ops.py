@@ -466,8 +466,8 @@ def test_heads_that_do_not_divide_are_refused() -> None:
         run(call)
 
 
-def test_quantised_caches_are_refused_with_a_clear_text() -> None:
-    with pytest.raises(NotImplementedError, match="k_scale, v_scale: quantised caches"):
+def test_a_scale_for_a_cache_that_has_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"k_scale: a cache of torch.float32 has no scale"):
         run(make_call([(4, 1)], k_scale=torch.ones(1)))
 
 

@@ -1,38 +1,44 @@
-"""The implementations of the attention op, and which one runs: the first, unless one is forced.
+"""The implementations of the attention op on a CPU, and which one runs the next call.
 
-A backend fills `out` and `lse` of a call that was already checked, and returns nothing. Forcing one
-is for tests and measurements; it holds for the whole process.
+A backend takes a call whose tensors were checked, checks the values it reads, fills `out` and
+`lse`, and returns nothing. The first that is there and can do a call does it, unless one is forced:
+that is for tests and measurements, and holds for the whole process.
 """
 
 from collections.abc import Callable
 
-from tierd.ops import reference, torch_cpu
+from tierd.ops import cpp, reference, torch_cpu
 from tierd.ops.call import AttentionCall
-from tierd.ops.sequences import Sequence
 
-Backend = Callable[[AttentionCall, list[Sequence]], None]
+Backend = Callable[[AttentionCall], None]
 
 _BACKENDS: dict[str, Backend] = {
+    "cpp": cpp.paged_attention,
     "torch": torch_cpu.paged_attention,
     "reference": reference.paged_attention,
 }
-_DEFAULT = next(iter(_BACKENDS))
-_name = _DEFAULT
+_forced: str | None = None
 
 
 def backend() -> str:
-    """The name of the backend that runs the next call."""
-    return _name
+    """The name of the backend that runs the next call, if it can do it."""
+    return _forced or ("cpp" if cpp.available() else "torch")
 
 
 def set_backend(name: str | None) -> None:
-    """Force a backend by name, or go back to the default; ValueError if the name is unknown."""
-    global _name
-    if name is not None and name not in _BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(_BACKENDS)} or None, not {name!r}")
-    _name = _DEFAULT if name is None else name
+    """Force a backend by name, or go back to the default; ValueError if it is not there."""
+    global _forced
+    there = [each for each in _BACKENDS if each != "cpp" or cpp.available()]
+    if name is not None and name not in there:
+        raise ValueError(f"backend must be one of {', '.join(there)} or None, not {name!r}")
+    _forced = name
 
 
-def chosen() -> Backend:
-    """The backend that runs the next call."""
-    return _BACKENDS[_name]
+def attend(call: AttentionCall) -> None:
+    """Run the call on its backend."""
+    if _forced is not None:
+        _BACKENDS[_forced](call)
+    elif cpp.can(call):
+        cpp.paged_attention(call)
+    else:
+        torch_cpu.paged_attention(call)

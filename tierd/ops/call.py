@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 class AttentionCall(NamedTuple):
-    """q, out [T, Hq, D]; lse [T, Hq]; caches [num_blocks, Hkv, block_size, D], any strides but
-    D's."""
+    """q [T, Hq, D], out [T, Hq, Dv], lse [T, Hq]; caches [num_blocks, Hkv, block_size, D or Dv],
+    any strides but D's; scales as in `quantised`."""
 
     out: Tensor
     lse: Tensor | None

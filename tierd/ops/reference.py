@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from tierd.ops.call import AttentionCall
-from tierd.ops.sequences import Sequence
+from tierd.ops.quantised import whole_scale
+from tierd.ops.values import checked_sequences
 
 
-def paged_attention(call: AttentionCall, batch: list[Sequence]) -> None:
+def paged_attention(call: AttentionCall) -> None:
     """Fill the call's out and lse, computed in float32."""
+    checked_sequences(call)
     out, lse = attention(call, torch.float32)
     call.out.copy_(out)
     if call.lse is not None:
@@ -21,9 +23,9 @@ def paged_attention(call: AttentionCall, batch: list[Sequence]) -> None:
 
 
 def attention(call: AttentionCall, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """out [T, Hq, D] and lse [T, Hq], computed in and returned as `dtype`."""
+    """out [T, Hq, Dv] and lse [T, Hq], computed in and returned as `dtype`."""
     num_tokens, num_heads, _ = call.q.shape
-    out = torch.zeros(call.q.shape, dtype=dtype)
+    out = torch.zeros(call.out.shape, dtype=dtype)
     lse = torch.full((num_tokens, num_heads), -torch.inf, dtype=dtype)
     if call.sinks is not None:
         lse[:] = call.sinks
@@ -36,19 +38,23 @@ def attention(call: AttentionCall, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         kv_pos = torch.arange(length)
         if call.window_left >= 0:
             kv_pos = kv_pos[kv_pos >= q_pos[0] - call.window_left]
-        k = _tokens(call.k_cache, call.block_table[b], kv_pos).to(dtype)
-        v = _tokens(call.v_cache, call.block_table[b], kv_pos).to(dtype)
+        table = call.block_table[b]
+        k = _tokens(call.k_cache, call.k_scale, table, kv_pos, dtype)
+        v = _tokens(call.v_cache, call.v_scale, table, kv_pos, dtype)
         out[start:end], lse[start:end] = _one(
             call, call.q[start:end].to(dtype), k, v, q_pos, kv_pos
         )
     return out, lse
 
 
-def _tokens(cache: Tensor, table: Tensor, positions: Tensor) -> Tensor:
+def _tokens(
+    cache: Tensor, scale: Tensor | None, table: Tensor, positions: Tensor, dtype: torch.dtype
+) -> Tensor:
     """The cache's rows [S, Hkv, D] at these positions of a sequence."""
     block_size = cache.shape[2]
-    blocks = table[positions // block_size].long()
-    return cache[blocks, :, positions % block_size]
+    places = (table[positions // block_size].long(), slice(None), positions % block_size)
+    rows = cache[places].to(dtype)
+    return rows if scale is None else rows * whole_scale(scale, cache)[places].to(dtype)[..., None]
 
 
 def _one(

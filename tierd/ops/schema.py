@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
-from tierd.ops import arguments, backends, torch_cpu
+from tierd.ops import arguments, backends, kv_write, states, values
 from tierd.ops.call import AttentionCall
-from tierd.ops.sequences import sequences
 
 _LIBRARY: Any = Library("tierd", "DEF")  # type: ignore[no-untyped-call]
 _TAGS = (torch.Tag.needs_fixed_stride_order,)
@@ -26,9 +25,12 @@ _LIBRARY.define(
     tags=_TAGS,
 )
 _LIBRARY.define(
-    "write_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping)"
-    " -> ()",
+    "write_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping,"
+    " Tensor? k_scale=None, Tensor? v_scale=None) -> ()",
     tags=_TAGS,
+)
+_LIBRARY.define(
+    "merge_states(Tensor(a!) out, Tensor(b!) lse, Tensor out2, Tensor lse2) -> ()", tags=_TAGS
 )
 
 
@@ -42,30 +44,51 @@ def _paged_attention_cpu(*args: Any, **kwargs: Any) -> None:
     if torch.is_grad_enabled() and call.q.requires_grad:
         raise RuntimeError("paged_attention has no backward: call it under torch.no_grad()")
     with torch.no_grad():
-        batch = sequences(call.seq_lens, call.cu_seqlens_q, call.window_left)
-        arguments.check_batch(call, batch)
-        backends.chosen()(call, batch)
+        backends.attend(call)
 
 
 def _write_kv_fake(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
-    arguments.check_tokens(k, v, k_cache, v_cache, slot_mapping)
+    arguments.check_tokens(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
 
 
 def _write_kv_cpu(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
-    arguments.check_tokens(k, v, k_cache, v_cache, slot_mapping)
+    arguments.check_tokens(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     with torch.no_grad():
-        num_slots = k_cache.shape[0] * k_cache.shape[2]
-        if arguments.check_slots(slot_mapping, num_slots):
+        if values.check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[2]):
             kept = slot_mapping >= 0
             k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
-        torch_cpu.write_kv(k, v, k_cache, v_cache, slot_mapping)
+        kv_write.write_kv(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+
+
+def _merge_states_fake(out: Tensor, lse: Tensor, out2: Tensor, lse2: Tensor) -> None:
+    arguments.check_states(out, lse, out2, lse2)
+
+
+def _merge_states(out: Tensor, lse: Tensor, out2: Tensor, lse2: Tensor) -> None:
+    arguments.check_states(out, lse, out2, lse2)
+    with torch.no_grad():
+        states.merge_states(out, lse, out2, lse2)
 
 
 register_fake("tierd::paged_attention", _paged_attention_fake, lib=_LIBRARY)
 register_fake("tierd::write_kv", _write_kv_fake, lib=_LIBRARY)
+register_fake("tierd::merge_states", _merge_states_fake, lib=_LIBRARY)
 _LIBRARY.impl("paged_attention", _paged_attention_cpu, "CPU")
 _LIBRARY.impl("write_kv", _write_kv_cpu, "CPU")
+_LIBRARY.impl("merge_states", _merge_states, "CPU")

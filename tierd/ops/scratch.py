@@ -4,7 +4,6 @@ Fresh memory is mapped and faulted in page by page at every call: at 32 MB that 
 long as the gather itself. What is kept stays below a limit; a longer sequence gets fresh memory.
 """
 
-import math
 import threading
 from typing import NamedTuple
 
@@ -15,11 +14,11 @@ KEPT_NBYTES = 256 << 20
 
 
 class Gathered(NamedTuple):
-    """One piece of memory [Hkv, n, block_size, D] each for K and V, seen in two ways."""
+    """One piece of memory [Hkv, n, block_size, D or Dv] each for K and V, seen in two ways."""
 
-    k_blocks: Tensor  # [n, Hkv, block_size, D]: gather into these
+    k_blocks: Tensor  # [n, Hkv, block_size, D or Dv]: gather into these
     v_blocks: Tensor
-    keys: Tensor  # [Hkv, 1, n * block_size, D]: attend to these
+    keys: Tensor  # [Hkv, 1, n * block_size, D or Dv]: attend to these
     values: Tensor
 
 
@@ -31,22 +30,28 @@ class Scratch(threading.local):
         self._shape: object = None
         self._views: Gathered
 
-    def room(self, num_blocks: int, cache: Tensor) -> Gathered:
+    def room(self, num_blocks: int, k_cache: Tensor, v_cache: Tensor) -> Gathered:
         """Views valid until the next call in this thread; their content is whatever was there."""
-        _, num_heads, block_size, head_dim = cache.shape
-        shape = (num_heads, num_blocks, block_size, head_dim)
-        if (shape, cache.dtype) == self._shape:
+        _, num_heads, block_size, k_dim = k_cache.shape
+        v_dim = v_cache.shape[3]
+        shape = (num_heads, num_blocks, block_size, k_dim, v_dim, k_cache.dtype)
+        if shape == self._shape:
             return self._views
+        rows = num_heads * num_blocks * block_size
+        nbytes = rows * (k_dim + v_dim) * k_cache.dtype.itemsize
         # What is born in inference mode could not be written outside of it.
         with torch.inference_mode(False):
-            nbytes = 2 * math.prod(shape) * cache.dtype.itemsize
-            pair = self._bytes(nbytes)[:nbytes].view(cache.dtype).view(2, *shape)
+            both = self._bytes(nbytes)[:nbytes].view(k_cache.dtype)
+            k = both[: rows * k_dim].view(num_heads, num_blocks, block_size, k_dim)
+            v = both[rows * k_dim :].view(num_heads, num_blocks, block_size, v_dim)
             views = Gathered(
-                *pair.transpose(1, 2).unbind(),
-                *pair.view(2, num_heads, 1, num_blocks * block_size, head_dim).unbind(),
+                k.transpose(0, 1),
+                v.transpose(0, 1),
+                k.view(num_heads, 1, num_blocks * block_size, k_dim),
+                v.view(num_heads, 1, num_blocks * block_size, v_dim),
             )
         if nbytes <= KEPT_NBYTES:
-            self._views, self._shape = views, (shape, cache.dtype)
+            self._views, self._shape = views, shape
         return views
 
     def _bytes(self, nbytes: int) -> Tensor:

@@ -13,21 +13,25 @@ Arguments are checked elsewhere.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tierd.ops.call import AttentionCall
+from tierd.ops.quantised import whole_scale
 from tierd.ops.scratch import Scratch
 from tierd.ops.sequences import Sequence
+from tierd.ops.values import checked_sequences
 
 QUERIES_PER_RUN = 256
 
 # (q, k, v, dropout, is_causal, *, attn_mask, scale) -> (out, lse); F.sdpa returns no lse.
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _scratch = Scratch()
 
 
-def paged_attention(call: AttentionCall, batch: list[Sequence]) -> None:
+def paged_attention(call: AttentionCall) -> None:
     """Fill the call's out and lse."""
+    batch = checked_sequences(call)
     sees_scores = call.softcap > 0 or call.alibi_slopes is not None or call.sinks is not None
     for row, sequence in enumerate(batch):
         num_queries = sequence.end - sequence.start
@@ -37,26 +41,13 @@ def paged_attention(call: AttentionCall, batch: list[Sequence]) -> None:
             _any_rows(call, row, sequence)
 
 
-def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Scatter tokens to their slots, none of them skipped."""
-    block_size = k_cache.shape[2]
-    if k.shape[0] == 1:
-        block, offset = divmod(int(slot_mapping), block_size)
-        k_cache[block, :, offset].copy_(k[0])
-        v_cache[block, :, offset].copy_(v[0])
-    else:
-        blocks = slot_mapping // block_size
-        places = (blocks, slot_mapping - blocks * block_size)
-        k_cache.transpose(1, 2).index_put_(places, k)
-        v_cache.transpose(1, 2).index_put_(places, v)
-
-
 def _decode(call: AttentionCall, row: int, sequence: Sequence) -> None:
     start, end, _, _ = sequence
     keys, values = _gather(call, row, sequence)
-    folded = (keys.shape[0], 1, -1, keys.shape[3])
-    out, lse = _flash(call.q[start:end].view(folded), keys, values, scale=call.scale)
-    call.out[start:end].view(folded).copy_(out)
+    num_kv_heads = keys.shape[0]
+    q = call.q[start:end].view(num_kv_heads, 1, -1, keys.shape[3])
+    out, lse = _flash(q, keys, values, scale=call.scale)
+    call.out[start:end].view(num_kv_heads, 1, -1, values.shape[3]).copy_(out)
     if call.lse is not None:
         call.lse[start].copy_(lse.view(-1))
 
@@ -68,7 +59,7 @@ def _any_rows(call: AttentionCall, row: int, sequence: Sequence) -> None:
     if num_keys:
         out, lse = _attend(call, q, *_gather(call, row, sequence))
     else:
-        out = torch.zeros_like(q)
+        out = q.new_zeros(*q.shape[:-1], call.v_cache.shape[3])
         lse = q.new_full(q.shape[:-1], -torch.inf, dtype=torch.float32)
     if call.sinks is not None:
         out, lse = _add_sinks(out, lse, call.sinks)
@@ -90,11 +81,41 @@ def _gather(call: AttentionCall, row: int, sequence: Sequence) -> tuple[Tensor, 
     first = sequence.first_key // block_size
     last = -(-sequence.num_keys // block_size)
     blocks = call.block_table[row, first:last]
-    room = _scratch.room(last - first, call.k_cache)
+    seen = slice(sequence.first_key - first * block_size, sequence.num_keys - first * block_size)
+    if call.k_scale is not None and call.v_scale is not None:
+        keys = _dequantised(call.k_cache, call.k_scale, blocks, call.q.dtype)
+        values = _dequantised(call.v_cache, call.v_scale, blocks, call.q.dtype)
+        return keys[:, :, seen], values[:, :, seen]
+    room = _scratch.room(last - first, call.k_cache, call.v_cache)
     torch.index_select(call.k_cache, 0, blocks, out=room.k_blocks)
     torch.index_select(call.v_cache, 0, blocks, out=room.v_blocks)
-    seen = slice(sequence.first_key - first * block_size, sequence.num_keys - first * block_size)
     return room.keys[:, :, seen], room.values[:, :, seen]
+
+
+def _dequantised(cache: Tensor, scale: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """These blocks' tokens [Hkv, 1, S, D], in memory of their own."""
+    scales = whole_scale(scale, cache).index_select(0, blocks)
+    rows = cache.index_select(0, blocks).float().mul_(scales[..., None]).to(dtype)
+    return rows.transpose(0, 1).reshape(cache.shape[1], 1, -1, cache.shape[3])
+
+
+def _flash(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """torch's kernel, for values of another size than keys too: the narrower are padded."""
+    head_dim, value_dim = keys.shape[3], values.shape[3]
+    if head_dim < value_dim:
+        q, keys = (F.pad(x, (0, value_dim - head_dim)) for x in (q, keys))
+    elif value_dim < head_dim:
+        values = F.pad(values, (0, head_dim - value_dim))
+    out, lse = _FLASH(q, keys, values, 0.0, is_causal, attn_mask=attn_mask, scale=scale)
+    return out[..., :value_dim], lse
 
 
 def _attend(call: AttentionCall, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,13 +138,13 @@ def _all_keys(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Te
     num_kv_heads, group, num_queries, head_dim = q.shape
     folded = q.reshape(num_kv_heads, 1, group * num_queries, head_dim)
     out, lse = _flash(folded, keys, values, scale=scale)
-    return out.view(q.shape), lse.view(num_kv_heads, group, num_queries)
+    out = out.reshape(num_kv_heads, group, num_queries, -1)
+    return out, lse.view(num_kv_heads, group, num_queries)
 
 
 def _lower_triangle(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     group = (-1, q.shape[1], -1, -1)
-    out, lse = _flash(q, keys.expand(group), values.expand(group), 0.0, True, scale=scale)
-    return out, lse
+    return _flash(q, keys.expand(group), values.expand(group), True, scale=scale)
 
 
 def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -167,8 +188,7 @@ def _masked(
     call: AttentionCall, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     group = (-1, q.shape[1], -1, -1)
-    out, lse = _flash(q, keys.expand(group), values.expand(group), attn_mask=bias, scale=call.scale)
-    return out, lse
+    return _flash(q, keys.expand(group), values.expand(group), attn_mask=bias, scale=call.scale)
 
 
 def _soft_capped(
@@ -181,7 +201,7 @@ def _soft_capped(
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse[..., None])
     out = weights.view(num_kv_heads, 1, group * num_queries, -1) @ values.float()
-    return out.view(num_kv_heads, group, num_queries, head_dim), lse
+    return out.view(num_kv_heads, group, num_queries, -1), lse
 
 
 def _add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
