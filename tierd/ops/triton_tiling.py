@@ -1,0 +1,91 @@
+"""How the work of an attention call is cut on a GPU, decided from shapes alone.
+
+No value on the device is known here, so a captured CUDA graph stays right when lengths change, and
+equal shapes are always cut equally. A split is `min_split` keys long or a `num_splits`-th of its own
+sequence, if that is more. So in calls of few queries (decode) a sequence's bits do not depend on the
+others in the batch, as long as the workspace holds as many splits as the block table may have.
+"""
+
+from typing import NamedTuple
+
+from tierd.ops.call import AttentionCall
+from tierd.ops.triton_kernels import RECORD_EXTRA, padded
+from tierd.ops.triton_workspace import NBYTES
+
+_MAX_SPLITS = 64
+_MAX_MIN_SPLIT = 4096
+_MAX_GROUP = 64
+
+
+class Tile(NamedTuple):
+    """One program's matrices, [rows, head size] against [keys, head size], and how it runs."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+class Tiling(NamedTuple):
+    """The grid: tiles of `queries` times `group` heads of a KV head, and how keys are split."""
+
+    tile: Tile
+    queries: int
+    group: int
+    num_groups: int
+    num_tiles: int
+    one_each: bool  # a sequence has one tile of queries
+    num_splits: int
+    min_split: int
+
+
+def tiling(call: AttentionCall) -> Tiling:
+    """The cut of this call."""
+    num_tokens, num_heads, dim = call.q.shape
+    _, num_kv_heads, _, v_dim = call.v_cache.shape
+    num_sequences = call.block_table.shape[0]
+    heads_per_kv_head = num_heads // num_kv_heads
+    group = min(heads_per_kv_head, _MAX_GROUP)
+    nbytes = padded(dim) * call.k_cache.itemsize + padded(v_dim) * call.v_cache.itemsize
+    tile = tile_of(call.max_seqlen_q * group, group, nbytes, call.q.itemsize)
+    queries = tile.rows // group
+    one_each = call.max_seqlen_q <= queries
+    num_splits, min_split = _splits(call, tile)
+    return Tiling(
+        tile=tile,
+        queries=queries,
+        group=group,
+        num_groups=-(-heads_per_kv_head // group),
+        num_tiles=num_sequences if one_each else num_tokens // queries + num_sequences,
+        one_each=one_each,
+        num_splits=num_splits,
+        min_split=min_split,
+    )
+
+
+def tile_of(num_rows: int, group: int, key_nbytes: int, q_itemsize: int) -> Tile:
+    """The tile for so many rows a sequence; a key and its value take `key_nbytes`.
+
+    Checked by cross-compilation for sm_80, sm_90 and sm_100, where none of these spills registers;
+    the speed of others on a GPU was not measured.
+    """
+    wide = key_nbytes > 512 or q_itemsize == 4
+    keys = 32 if wide else 64
+    if num_rows <= 16:
+        return Tile(16, keys, 4, 3)
+    if num_rows <= 32 or group == 1 and wide:
+        return Tile(max(32, padded(group)), keys, 4, 3)
+    return Tile(64, keys, 4, 3)
+
+
+def _splits(call: AttentionCall, tile: Tile) -> tuple[int, int]:
+    """How many splits a tile has at most, and the length in keys below which none is made."""
+    num_tokens, num_heads, _ = call.q.shape
+    v_dim = call.v_cache.shape[3]
+    most_keys = call.block_table.shape[1] * call.k_cache.shape[2]
+    # A split costs `rows` records: long splits for large tiles keep that at a few per cent.
+    min_split = tile.keys if call.num_splits else min(tile.rows**2, _MAX_MIN_SPLIT)
+    record_nbytes = 4 * (v_dim + RECORD_EXTRA)
+    room = NBYTES // max(1, num_tokens * num_heads * record_nbytes)
+    num_splits = min(call.num_splits or _MAX_SPLITS, -(-most_keys // min_split), room)
+    return max(1, num_splits), min_split
