@@ -6,11 +6,11 @@ call, so a call can be captured into a CUDA graph once a call like it has run on
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tierd.ops import triton_kernels as kernels
 from tierd.ops.call import AttentionCall
+from tierd.ops.quantised import whole_scale
 from tierd.ops.triton_tiling import Tiling, tiling
 from tierd.ops.triton_workspace import workspace
 
@@ -29,7 +29,10 @@ def paged_attention(call: AttentionCall) -> None:
 def _attend(call: AttentionCall, cut: Tiling, records: Tensor | None) -> None:
     num_sequences, table_width = call.block_table.shape
     num_blocks, num_kv_heads, block_size, v_dim = call.v_cache.shape
-    k_scale, v_scale = (_per_token(scale, call) for scale in (call.k_scale, call.v_scale))
+    k_scale, v_scale = call.k_scale, call.v_scale
+    if k_scale is not None and v_scale is not None:
+        k_scale = whole_scale(k_scale, call.k_cache)
+        v_scale = whole_scale(v_scale, call.v_cache)
     kernel: Any = kernels.attend[cut.num_tiles, num_kv_heads * cut.num_groups, cut.num_splits]
     kernel(
         call.out, call.lse, records, call.q, call.k_cache, call.v_cache, k_scale, v_scale,
@@ -42,6 +45,7 @@ def _attend(call: AttentionCall, cut: Tiling, records: Tensor | None) -> None:
         BLOCK_SIZE=block_size, ROWS=cut.tile.rows, QUERIES=cut.queries, GROUP=cut.group,
         KEYS=cut.tile.keys, ONE_EACH=cut.one_each, CAUSAL=call.causal,
         num_warps=cut.tile.num_warps, num_stages=cut.tile.num_stages,
+        maxnreg=cut.tile.max_registers, enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -52,12 +56,8 @@ def _merge(call: AttentionCall, cut: Tiling, records: Tensor) -> None:
     kernel(
         call.out, call.lse, records, call.out.stride()[:2], _strides(call.lse), num_heads,
         cut.num_splits, V_DIM=v_dim, HEADS=heads, num_warps=4, num_stages=3,
+        enable_fp_fusion=True,
     )  # fmt: skip
-
-
-def _per_token(scale: Tensor | None, call: AttentionCall) -> Tensor | None:
-    """[num_blocks, Hkv, block_size]; what scales say of more than a token is repeated by stride."""
-    return None if scale is None else scale.expand(call.k_cache.shape[:3])
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, ...]:

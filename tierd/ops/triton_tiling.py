@@ -8,6 +8,8 @@ others in the batch, as long as the workspace holds as many splits as the block 
 
 from typing import NamedTuple
 
+import torch
+
 from tierd.ops.call import AttentionCall
 from tierd.ops.triton_kernels import RECORD_EXTRA, padded
 from tierd.ops.triton_workspace import NBYTES
@@ -23,7 +25,9 @@ class Tile(NamedTuple):
     rows: int
     keys: int
     num_warps: int
-    num_stages: int
+    num_stages: int = 3
+    # Unless told that it may have them all, ptxas saves registers on large tiles and spills some.
+    max_registers: int | None = None
 
 
 class Tiling(NamedTuple):
@@ -46,8 +50,14 @@ def tiling(call: AttentionCall) -> Tiling:
     num_sequences = call.block_table.shape[0]
     heads_per_kv_head = num_heads // num_kv_heads
     group = min(heads_per_kv_head, _MAX_GROUP)
-    nbytes = padded(dim) * call.k_cache.itemsize + padded(v_dim) * call.v_cache.itemsize
-    tile = tile_of(call.max_seqlen_q * group, group, nbytes, call.q.itemsize)
+    tile = tile_of(
+        max(call.max_seqlen_q, 1) * group,
+        padded(dim) + padded(v_dim),
+        call.q.dtype == torch.float32,
+        call.k_scale is not None,
+    )
+    if tile.rows < group:
+        tile = tile._replace(rows=padded(group))
     queries = tile.rows // group
     one_each = call.max_seqlen_q <= queries
     num_splits, min_split = _splits(call, tile)
@@ -63,19 +73,18 @@ def tiling(call: AttentionCall) -> Tiling:
     )
 
 
-def tile_of(num_rows: int, group: int, key_nbytes: int, q_itemsize: int) -> Tile:
-    """The tile for so many rows a sequence; a key and its value take `key_nbytes`.
+def tile_of(num_rows: int, dims: int, is_float32: bool, is_quantised: bool) -> Tile:
+    """The tile for sequences of so many rows; K's and V's head sizes, padded, add up to `dims`.
 
-    Checked by cross-compilation for sm_80, sm_90 and sm_100, where none of these spills registers;
-    the speed of others on a GPU was not measured.
+    The largest that cross-compilation found to keep all in registers (tests/test_ops_compiled.py).
     """
-    wide = key_nbytes > 512 or q_itemsize == 4
-    keys = 32 if wide else 64
-    if num_rows <= 16:
-        return Tile(16, keys, 4, 3)
-    if num_rows <= 32 or group == 1 and wide:
-        return Tile(max(32, padded(group)), keys, 4, 3)
-    return Tile(64, keys, 4, 3)
+    keys = 32 if dims > 256 or is_float32 else 64
+    if num_rows <= 16 or (is_float32 and dims > 256):
+        return Tile(16, 128 if is_quantised and dims <= 128 else keys, num_warps=4)
+    if is_float32:
+        return Tile(32, keys, num_warps=4)
+    large = num_rows > 64 and not is_quantised and dims <= 256
+    return Tile(128 if large else 64, keys, num_warps=8, max_registers=255)
 
 
 def _splits(call: AttentionCall, tile: Tile) -> tuple[int, int]:
