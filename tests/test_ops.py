@@ -11,12 +11,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.library import opcheck
 
+from tests.op_calls import (
+    LAYERS,
+    MIXED,
+    PADDING,
+    TOLERANCE,
+    assert_right,
+    int32,
+    make_call,
+    pool_views,
+    run,
+)
 from tierd import ops
-from tierd.ops import reference
+from tierd.ops import cpp, reference
 from tierd.ops.call import AttentionCall
-
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-LAYERS, LAYER, PADDING = 3, 1, 24
 
 
 @pytest.fixture(autouse=True)
@@ -24,77 +32,6 @@ def default_backend() -> Iterator[None]:
     with torch.no_grad():
         yield
     ops.set_backend(None)
-
-
-def int32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
-
-
-def pool_views(
-    num_blocks: int, heads: int, block_size: int, dim: int, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """One layer's K and V in a pool of padded multi-layer blocks that holds nothing but NaN."""
-    numel = LAYERS * 2 * heads * block_size * dim
-    pool = torch.full((num_blocks, numel + PADDING), torch.nan, dtype=dtype)
-    blocks = pool[:, :numel].unflatten(1, (LAYERS, 2, heads, block_size, dim))
-    return blocks[:, LAYER, 0], blocks[:, LAYER, 1]
-
-
-def make_call(
-    lengths: list[tuple[int, int]],
-    heads: tuple[int, int] = (4, 2),
-    block_size: int = 16,
-    dim: int = 32,
-    dtype: torch.dtype = torch.float32,
-    **options: object,
-) -> AttentionCall:
-    """A batch of (keys, queries): scattered blocks, -1 past a table's end, NaN past the keys."""
-    torch.manual_seed(0)
-    counts = [-(-keys // block_size) for keys, _ in lengths]
-    order = torch.randperm(sum(counts) + 2)
-    k_cache, v_cache = pool_views(len(order), heads[1], block_size, dim, dtype)
-    table = torch.full((len(lengths), max([*counts, 0]) + 1), -1, dtype=torch.int32)
-    for row, (keys, _) in enumerate(lengths):
-        mine, order = order[: counts[row]], order[counts[row] :]
-        table[row, : counts[row]] = mine
-        for index, block in enumerate(mine.tolist()):
-            filled = min(block_size, keys - index * block_size)
-            for cache in (k_cache, v_cache):
-                cache[block, :, :filled] = torch.randn(heads[1], filled, dim)
-    queries = [count for _, count in lengths]
-    q = torch.randn(sum(queries), heads[0], dim).to(dtype)
-    return AttentionCall(
-        out=torch.full_like(q, torch.nan),
-        lse=torch.full(q.shape[:2], torch.nan),
-        q=q,
-        k_cache=k_cache,
-        v_cache=v_cache,
-        block_table=table,
-        seq_lens=int32(*(keys for keys, _ in lengths)),
-        cu_seqlens_q=int32(0, *torch.tensor(queries).cumsum(0).tolist()),
-        max_seqlen_q=max([*queries, 0]),
-        scale=dim**-0.5,
-        **options,  # type: ignore[arg-type]
-    )
-
-
-def run(call: AttentionCall) -> AttentionCall:
-    arguments = call._asdict()
-    positional = [arguments.pop(name) for name in call._fields[:10]]
-    torch.ops.tierd.paged_attention(*positional, **arguments)
-    return call
-
-
-def assert_right(call: AttentionCall) -> None:
-    run(call)
-    out, lse = reference.attention(call, torch.float64)
-    tolerance = TOLERANCE[call.q.dtype]
-    torch.testing.assert_close(call.out.double(), out, atol=tolerance, rtol=tolerance)
-    assert call.lse is not None
-    torch.testing.assert_close(call.lse.double(), lse, atol=tolerance, rtol=tolerance)
-
-
-MIXED = [(37, 1), (20, 20), (0, 0), (50, 9), (1, 1), (16, 1), (33, 32), (0, 2), (48, 0)]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -302,13 +239,14 @@ def test_threads_do_not_share_their_scratch() -> None:
 
 
 def test_the_backend_can_be_seen_and_forced() -> None:
-    assert ops.backend() == "torch"
+    default = "cpp" if cpp.available() else "torch"
+    assert ops.backend() == default
     ops.set_backend("reference")
     assert ops.backend() == "reference"
-    with pytest.raises(ValueError, match="backend must be one of torch, reference or None"):
+    with pytest.raises(ValueError, match="backend must be one of .*torch, reference or None"):
         ops.set_backend("magic")
     ops.set_backend(None)
-    assert ops.backend() == "torch"
+    assert ops.backend() == default
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 45])

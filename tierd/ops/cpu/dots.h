@@ -1,0 +1,295 @@
+// The two products of attention, scores = Q K^T and values += P V, for up to four rows at once
+// with the lanes along the head dimension: a K or V row is loaded once for all of them.
+//
+// Singles multiplies floats. BfloatPairs and IntegerPairs multiply and add two 16-bit numbers per
+// lane and step, at twice the rate:
+//   BfloatPairs   bf16 caches; q and the weights are rounded to bf16, sums are floats.
+//   IntegerPairs  int8 caches; q and the weights become 16-bit fixed point, a scale per row, which
+//                 is finer than bf16; sums are exact, at most 2^14 * 2^15 * D / ... < 2^31.
+#pragma once
+#include "tile.h"
+
+namespace tierd {
+namespace TIERD_ISA {
+
+constexpr int kRows = 4;
+
+// Weights and scores of a row tile, [row][token].
+struct alignas(64) Scores {
+  float at[kRows][kTile];
+};
+
+// Keys or values of one head: those to compute with, and those to fetch meanwhile.
+template <class Element> struct Tokens {
+  const Element* base;
+  const int64_t* offset;
+  const Element* next_base;
+  const int64_t* next_offset;  // null: nothing to fetch
+  int dim;
+
+  const Element* row(int i) const { return base + offset[i]; }
+  void fetch_next(int i) const {
+    if (next_offset) prefetch(next_base + next_offset[i], (int64_t)dim * sizeof(Element));
+  }
+};
+
+// scores[r][i] = q[r] . k[i] for all tokens of a tile. kLanes sums are kept in registers, of R rows
+// and kLanes / R tokens; then they are folded to one vector together.
+template <class Kind, int R>
+inline void dot_keys(Scores& scores, const typename Kind::Query* q, int count,
+                     const Tokens<typename Kind::Element>& keys) {
+  constexpr int kTokens = kLanes / R;
+  for (int first = 0; first < count; first += kTokens) {
+    typename Kind::Sums sum[kLanes];
+    const typename Kind::Element* k[kTokens];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; i++) sum[i] = typename Kind::Sums{};
+#pragma GCC unroll 16
+    for (int i = 0; i < kTokens; i++) {
+      k[i] = keys.row(first + i);
+      keys.fetch_next(first + i);
+    }
+    for (int d = 0; d < keys.dim; d += Kind::kWidth) {
+      typename Kind::Vector x[kTokens];
+#pragma GCC unroll 16
+      for (int i = 0; i < kTokens; i++) x[i] = Kind::load_element(k[i] + d);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) {
+        const auto y = Kind::load_query(q + r * keys.dim + d);
+#pragma GCC unroll 16
+        for (int i = 0; i < kTokens; i++)
+          sum[r * kTokens + i] = Kind::dot(sum[r * kTokens + i], y, x[i]);
+      }
+    }
+    Floats as_floats[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; i++) as_floats[i] = Kind::to_floats(sum[i]);
+    alignas(64) float folded[kLanes];
+    store(folded, sums(as_floats));
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+      memcpy(scores.at[r] + first, folded + r * kTokens, sizeof(float) * kTokens);
+  }
+}
+
+template <class Stored> struct Singles {
+  using Element = Stored;
+  using Query = float;
+  using Vector = Floats;
+  using Sums = Floats;
+  static constexpr int kWidth = kLanes;
+  static constexpr bool kInterleaved = false;
+
+  static Floats load_element(const Stored* from) { return load(from); }
+  static Floats load_query(const float* from) { return load(from); }
+  static Floats dot(Floats sum, Floats a, Floats b) { return multiply_add(a, b, sum); }
+  static Floats to_floats(Floats x) { return x; }
+
+  // The query as this kind multiplies it; returns what its scores are to be multiplied by.
+  static float prepare(float* to, const float* q, int dim) {
+    memcpy(to, q, sizeof(float) * dim);
+    return 1;
+  }
+
+  template <int R, int N>
+  static void add_columns(float* values, const Scores& weights, int count, int d,
+                          const Tokens<Stored>& tokens, bool fetch) {
+    Floats sum[R][N];
+    for (int r = 0; r < R; r++)
+      for (int j = 0; j < N; j++) sum[r][j] = load(values + r * tokens.dim + d + j * kLanes);
+    for (int i = 0; i < count; i++) {
+      const Stored* v = tokens.row(i) + d;
+      if (fetch) tokens.fetch_next(i);
+      Floats x[N];
+#pragma GCC unroll 4
+      for (int j = 0; j < N; j++) x[j] = load(v + j * kLanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < N; j++)
+          sum[r][j] = multiply_add(splat(weights.at[r][i]), x[j], sum[r][j]);
+    }
+    for (int r = 0; r < R; r++)
+      for (int j = 0; j < N; j++) store(values + r * tokens.dim + d + j * kLanes, sum[r][j]);
+  }
+
+  // values[r] += weights[r] . v, as many columns at a time as there are registers for.
+  template <int R>
+  static void add_values(float* values, const Scores& weights, int count,
+                         const Tokens<Stored>& tokens) {
+    constexpr int kColumns = kLanes == 16 ? 4 : 2;
+    int d = 0;
+    for (; d + kColumns * kLanes <= tokens.dim; d += kColumns * kLanes)
+      add_columns<R, kColumns>(values, weights, count, d, tokens, d == 0);
+    for (; d < tokens.dim; d += kLanes)
+      add_columns<R, 1>(values, weights, count, d, tokens, d == 0);
+  }
+};
+
+#if defined(__AVX2__)
+// 16-bit numbers, two to a lane.
+#if defined(__AVX512F__)
+inline Ints wide(const int8_t* from) {
+  return (Ints)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from));
+}
+inline Ints low_pairs(Ints a, Ints b) { return (Ints)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b); }
+inline Ints high_pairs(Ints a, Ints b) { return (Ints)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b); }
+inline Ints dot_integers(Ints sum, Ints a, Ints b) {
+#if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#else
+  return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#endif
+}
+inline Ints rounded(Floats x) { return (Ints)_mm512_cvtps_epi32((__m512)x); }
+#else
+inline Ints wide(const int8_t* from) {
+  return (Ints)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from));
+}
+inline Ints low_pairs(Ints a, Ints b) { return (Ints)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b); }
+inline Ints high_pairs(Ints a, Ints b) { return (Ints)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b); }
+inline Ints dot_integers(Ints sum, Ints a, Ints b) {
+  return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+}
+inline Ints rounded(Floats x) { return (Ints)_mm256_cvtps_epi32((__m256)x); }
+#endif
+
+// What both kinds of pairs share: V rows of two tokens are interleaved, so that a lane holds one
+// column of both. The instructions do that in runs of eight columns, and `values` stays in their
+// order, low vector then high, until `restore_order`.
+template <class Kind, class Stored> struct Pairs {
+  using Element = Stored;
+  using Vector = Ints;
+  static constexpr int kWidth = 2 * kLanes;
+  static constexpr bool kInterleaved = true;
+
+  template <int R, int N>  // N vectors of kWidth columns
+  static void add_columns(float* values, const Ints (*weights)[kTile / 2], const float* factor,
+                          int count, int d, const Tokens<Stored>& tokens, bool fetch) {
+    typename Kind::Sums sum[R][2 * N];
+    for (int r = 0; r < R; r++)
+      for (int j = 0; j < 2 * N; j++)
+        sum[r][j] = Kind::begin(values + r * tokens.dim + d + j * kLanes);
+    const uint32_t* pair[R];
+    for (int r = 0; r < R; r++) pair[r] = (const uint32_t*)weights[r];
+    for (int i = 0; i < count; i += 2) {
+      const Stored *even = tokens.row(i) + d, *odd = tokens.row(i + 1) + d;
+      if (fetch) {
+        tokens.fetch_next(i);
+        tokens.fetch_next(i + 1);
+      }
+      Ints x[2 * N];
+#pragma GCC unroll 2
+      for (int j = 0; j < N; j++) {
+        const Ints a = Kind::load_element(even + j * kWidth), b = Kind::load_element(odd + j * kWidth);
+        x[2 * j] = low_pairs(a, b);
+        x[2 * j + 1] = high_pairs(a, b);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < 2 * N; j++)
+          sum[r][j] = Kind::dot(sum[r][j], Ints{} + (int32_t)pair[r][i / 2], x[j]);
+    }
+    for (int r = 0; r < R; r++)
+      for (int j = 0; j < 2 * N; j++)
+        Kind::end(values + r * tokens.dim + d + j * kLanes, sum[r][j], factor[r]);
+  }
+
+  template <int R>
+  static void add_values(float* values, const Scores& weights, int count,
+                         const Tokens<Stored>& tokens) {
+    constexpr int kVectors = kLanes == 16 ? 2 : 1;
+    Ints pairs[R][kTile / 2];
+    float factor[R];
+    for (int r = 0; r < R; r++) factor[r] = Kind::pair_up((uint32_t*)pairs[r], weights.at[r]);
+    int d = 0;
+    for (; d + kVectors * kWidth <= tokens.dim; d += kVectors * kWidth)
+      add_columns<R, kVectors>(values, pairs, factor, count, d, tokens, d == 0);
+    for (; d < tokens.dim; d += kWidth)
+      add_columns<R, 1>(values, pairs, factor, count, d, tokens, d == 0);
+  }
+};
+
+struct IntegerPairs : Pairs<IntegerPairs, int8_t> {
+  using Query = int16_t;
+  using Sums = Ints;
+
+  static Ints load_element(const int8_t* from) { return wide(from); }
+  static Ints load_query(const int16_t* from) { return load_bits<Ints>(from); }
+  static Ints dot(Ints sum, Ints a, Ints b) { return dot_integers(sum, a, b); }
+  static Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
+
+  static float prepare(int16_t* to, const float* q, int dim) {
+    float most = 0;
+    bool finite = true;
+    for (int i = 0; i < dim; i++) {
+      most = larger(most, fabsf(q[i]));
+      finite &= fabsf(q[i]) < INFINITY;
+    }
+    const float factor = most / 32767, inverse = most > 0 ? 32767 / most : 0;
+    for (int i = 0; i < dim; i++) to[i] = finite ? (int16_t)lrintf(q[i] * inverse) : 0;
+    return finite ? factor : NAN;
+  }
+
+  static float pair_up(uint32_t* to, const float* weights) {
+    Floats most = {};
+    for (int i = 0; i < kTile; i += kLanes) most = larger(load(weights + i), most);
+    const float top = largest(most);
+    const Floats inverse = splat(top > 0 ? 32767 / top : 0);
+    for (int i = 0; i < kTile; i += kLanes) {
+      const Ints x = rounded(load(weights + i) * inverse);
+      store_bits((uint16_t*)to + i, __builtin_convertvector((Words)x, Halves));
+    }
+    return top / 32767;
+  }
+
+  static Ints begin(const float*) { return Ints{}; }
+  static void end(float* to, Ints sum, float factor) {
+    store(to, multiply_add(to_floats(sum), splat(factor), load(to)));
+  }
+};
+#endif
+
+#if defined(__AVX512BF16__)
+struct BfloatPairs : Pairs<BfloatPairs, Bfloat16> {
+  using Query = Bfloat16;
+  using Sums = Floats;
+
+  static Ints load_element(const Bfloat16* from) { return load_bits<Ints>(from); }
+  static Ints load_query(const Bfloat16* from) { return load_bits<Ints>(from); }
+  static Floats dot(Floats sum, Ints a, Ints b) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+  }
+  static Floats to_floats(Floats x) { return x; }
+
+  static float prepare(Bfloat16* to, const float* q, int dim) {
+    for (int i = 0; i < dim; i += kLanes) store(to + i, load(q + i));
+    return 1;
+  }
+
+  static float pair_up(uint32_t* to, const float* weights) {
+    for (int i = 0; i < kTile; i += kLanes)
+      store_bits((uint16_t*)to + i, (__m256i)_mm512_cvtneps_pbh((__m512)load(weights + i)));
+    return 1;
+  }
+
+  static Floats begin(const float* from) { return load(from); }
+  static void end(float* to, Floats sum, float) { store(to, sum); }
+};
+#endif
+
+// From the order of Pairs to that of the columns.
+inline void restore_order(float* values, int dim) {
+  float x[2 * kLanes];
+  for (int d = 0; d < dim; d += 2 * kLanes) {
+    memcpy(x, values + d, sizeof x);
+    for (int i = 0; i < kLanes; i += 4) {
+      memcpy(values + d + 2 * i, x + i, 4 * sizeof(float));
+      memcpy(values + d + 2 * i + 4, x + kLanes + i, 4 * sizeof(float));
+    }
+  }
+}
+
+}  // namespace TIERD_ISA
+}  // namespace tierd
