@@ -191,7 +191,7 @@ CASES = _cases()
 
 
 def error(name: str, device: str, run: Callable[[AttentionCall], None]) -> tuple[float, float]:
-    """Run a case; the norms of its errors in out (relative) and lse. AssertionError if too large."""
+    """Run a case: its errors, of out relative and in norm, of lse. AssertionError if too large."""
     case = CASES[name]
     expected = reference.attention(case.call("cpu"), torch.float64)
     call = case.call(device)

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import triton
@@ -48,7 +49,7 @@ class Compiled(NamedTuple):
 
 def meta_call(
     num_queries: int,
-    dim: int,
+    dims: tuple[int, int],
     dtype: torch.dtype,
     cache: torch.dtype,
     block_size: int = 16,
@@ -57,15 +58,25 @@ def meta_call(
 ) -> AttentionCall:
     """8 sequences of `num_queries` each on up to 4096 keys, scales per token and head."""
     with torch.device("meta"):
-        q = torch.empty(8 * num_queries, heads[0], dim, dtype=dtype)
-        block = torch.empty(4096, 2, heads[1], block_size, dim, dtype=cache)
+        q = torch.empty(8 * num_queries, heads[0], dims[0], dtype=dtype)
+        k = torch.empty(4096, heads[1], block_size, dims[0], dtype=cache)
+        v = torch.empty(4096, heads[1], block_size, dims[1], dtype=cache)
         scale = torch.empty(4096, heads[1], block_size) if cache in QUANTISED else None
-        int32 = [torch.empty(n, dtype=torch.int32) for n in (8 * 4096 // block_size, 8, 9)]
         return AttentionCall(
-            out=q, lse=torch.empty(q.shape[:2]), q=q, k_cache=block[:, 0], v_cache=block[:, 1],
-            block_table=int32[0].view(8, -1), seq_lens=int32[1], cu_seqlens_q=int32[2],
-            max_seqlen_q=num_queries, scale=1.0, k_scale=scale, v_scale=scale, **options,
-        )  # fmt: skip
+            out=torch.empty(*q.shape[:2], dims[1], dtype=dtype),
+            lse=torch.empty(q.shape[:2]),
+            q=q,
+            k_cache=k,
+            v_cache=v,
+            block_table=torch.empty(8, 4096 // block_size, dtype=torch.int32),
+            seq_lens=torch.empty(8, dtype=torch.int32),
+            cu_seqlens_q=torch.empty(9, dtype=torch.int32),
+            max_seqlen_q=num_queries,
+            scale=1.0,
+            k_scale=scale,
+            v_scale=scale,
+            **options,
+        )
 
 
 class _Recorder:
@@ -82,19 +93,18 @@ class _Recorder:
         self.arguments = dict(zip(self.names, args, strict=False)) | kwargs
 
 
-def compiled(call: AttentionCall, capability: int, monkeypatch: Any) -> Compiled:
+def compiled(call: AttentionCall, capability: int) -> Compiled:
     """The attention kernel of this call, for a GPU of this capability."""
-    kernel = triton_kernels.attend
-    recorder = _Recorder(kernel.arg_names)
-    with monkeypatch.context() as patch:
-        patch.setattr(triton_kernels, "attend", recorder)
-        patch.setattr(triton_kernels, "merge_splits", _Recorder([]))
+    recorder = _Recorder(triton_kernels.attend.arg_names)
+    with (
+        patch.object(triton_attention.kernels, "attend", recorder),
+        patch.object(triton_attention.states, "merge_splits", _Recorder([])),
+    ):
         triton_attention.paged_attention(call)
-    options = {name: recorder.arguments[name] for name in _OPTIONS}
     made = triton.compile(
-        _source(kernel, recorder.arguments),
+        _source(triton_kernels.attend, recorder.arguments),
         target=GPUTarget("cuda", capability, 32),
-        options=options,
+        options={name: recorder.arguments[name] for name in _OPTIONS},
     )
     return _look(made.asm["cubin"], made.metadata.shared)
 

@@ -7,6 +7,7 @@ log-sum-exp is of base 2; here it leaves as the natural one.
 """
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -126,10 +127,9 @@ def _is_one(scale: Tensor | None) -> bool:
 @cache
 def _library() -> Any:
     try:
-        import flashinfer
+        return import_module("flashinfer")
     except ImportError:
         return None
-    return flashinfer
 
 
 @cache

@@ -9,8 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from tierd.ops import triton_kernels as kernels
+from tierd.ops import triton_states as states
 from tierd.ops.call import AttentionCall
 from tierd.ops.quantised import whole_scale
+from tierd.ops.triton_tiles import padded
 from tierd.ops.triton_tiling import Tiling, tiling
 from tierd.ops.triton_workspace import workspace
 
@@ -51,8 +53,8 @@ def _attend(call: AttentionCall, cut: Tiling, records: Tensor | None) -> None:
 
 def _merge(call: AttentionCall, cut: Tiling, records: Tensor) -> None:
     num_tokens, num_heads, v_dim = call.out.shape
-    heads = min(kernels.padded(num_heads), 16)
-    kernel: Any = kernels.merge_splits[num_tokens, -(-num_heads // heads)]
+    heads = min(padded(num_heads), 16)
+    kernel: Any = states.merge_splits[num_tokens, -(-num_heads // heads)]
     kernel(
         call.out, call.lse, records, call.out.stride()[:2], _strides(call.lse), num_heads,
         cut.num_splits, V_DIM=v_dim, HEADS=heads, num_warps=4, num_stages=3,

@@ -4,6 +4,8 @@ To the bit what `quantised.quantise` does. A slot that is none, -1 or out of ran
 its token is not written, and no address is made of it.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
 from typing import Any
 
 import triton
@@ -11,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tierd.ops.quantised import largest, whole_scale
-from tierd.ops.triton_kernels import padded
+from tierd.ops.triton_tiles import padded, place
 
 # Added and taken away again, it leaves a float32 rounded to an integer, halves to even.
 _ROUND = tl.constexpr(1.5 * 2**23)
@@ -75,11 +77,11 @@ def _put(
     mask = is_head[:, None] & (dim[None, :] < DIM)
     x = tl.load(tokens[:, None] + dim[None, :], mask, 0.0)
     if Scale is not None:
-        place = block * scale_stride[0] + head * scale_stride[1] + offset * scale_stride[2]
-        scale = tl.load(Scale + place, is_head, 1.0)[:, None]
+        at = Scale + place(scale_stride, block, head, offset)
+        scale = tl.load(at, is_head, 1.0)[:, None]
         x = tl.div_rn(x.to(tl.float32), tl.broadcast_to(scale, x.shape))
         x = tl.clamp(x, -LARGEST, LARGEST, tl.PropagateNan.ALL)
         if Cache.dtype.element_ty == tl.int8:
             x = (x + _ROUND) - _ROUND
-    place = block * cache_stride[0] + head * cache_stride[1] + offset * cache_stride[2]
-    tl.store(Cache + place[:, None] + dim[None, :], x.to(Cache.dtype.element_ty), mask)
+    at = Cache + place(cache_stride, block, head, offset)
+    tl.store(at[:, None] + dim[None, :], x.to(Cache.dtype.element_ty), mask)

@@ -1,4 +1,10 @@
-"""merge_states on a GPU: two attentions over disjoint keys as one, in one pass over both."""
+"""States on a GPU, and how they are merged: those of one row's splits, and those of two attentions.
+
+A state is an attention's output and its log-sum-exp; states over disjoint keys merge into that over
+all of them (arXiv:1805.02867). No keys is output 0 and LSE -inf.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from typing import Any
 
@@ -6,7 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tierd.ops.triton_kernels import padded
+from tierd.ops.triton_tiles import (
+    LN2,
+    LOG2E,
+    NONE,
+    RECORD_EXTRA,
+    padded,
+    rows,
+    scaled,
+    state,
+    store_rows,
+)
 
 
 def merge_states(out: Tensor, lse: Tensor, out2: Tensor, lse2: Tensor) -> None:
@@ -22,6 +38,40 @@ def merge_states(out: Tensor, lse: Tensor, out2: Tensor, lse2: Tensor) -> None:
     )  # fmt: skip
 
 
+@triton.jit(do_not_specialize=("num_splits",))
+def merge_splits(
+    Out, Lse, Records, out_stride, lse_stride, num_heads, num_splits,
+    V_DIM: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Join the records of HEADS heads of one token; grid (tokens, tiles of heads).
+
+    In the order of the splits, so a row's bits do not depend on how many splits others have.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    is_row = head < num_heads
+    width: tl.constexpr = V_DIM + RECORD_EXTRA
+    record = Records + (token * num_heads + head) * num_splits * width
+    counts = tl.load(record + V_DIM + 1, is_row, 1.0).to(tl.int32)
+    count = tl.minimum(tl.max(counts, 0), num_splits)  # equal in all heads of a token
+    if count <= 1:
+        return
+    most = tl.full([HEADS], NONE, tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    values = tl.zeros([HEADS, padded(V_DIM)], tl.float32)
+    for split in tl.range(0, count):
+        lse = tl.load(record + split * width + V_DIM, is_row, NONE) * LOG2E
+        most, shift, shrink = scaled(most, lse)
+        weight = tl.exp2(lse - shift)
+        total = total * shrink + weight
+        part = rows(record + split * width, is_row, V_DIM)
+        values = values * shrink[:, None] + part * weight[:, None]
+    out, lse = state(values, most, total)
+    store_rows(Out + token * out_stride[0] + head * out_stride[1], out, is_row, V_DIM)
+    if Lse is not None:
+        tl.store(Lse + token * lse_stride[0] + head * lse_stride[1], lse, is_row)
+
+
 @triton.jit
 def _merge(
     Out, Lse, Out2, Lse2, out_stride, lse_stride, out2_stride, lse2_stride, num_heads,
@@ -31,14 +81,13 @@ def _merge(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS).to(tl.int64)
     is_head = head < num_heads
-    place = Lse + token * lse_stride[0] + head * lse_stride[1]
-    lse = tl.load(place, is_head, 0.0)
+    at = Lse + token * lse_stride[0] + head * lse_stride[1]
+    lse = tl.load(at, is_head, 0.0)
     lse2 = tl.load(Lse2 + token * lse2_stride[0] + head * lse2_stride[1], is_head, 0.0)
-    most = tl.maximum(lse, lse2)
-    shift = tl.where(most == float("-inf"), 0.0, most)  # -inf minus -inf is no number
-    weight, weight2 = tl.exp(lse - shift), tl.exp(lse2 - shift)
+    _, shift, weight = scaled(lse * LOG2E, lse2 * LOG2E)
+    weight2 = tl.exp2(lse2 * LOG2E - shift)
     total = weight + weight2
-    tl.store(place, tl.where(total > 0, shift + tl.log(total), most), is_head)
+    tl.store(at, tl.where(total > 0, (shift + tl.log2(total)) * LN2, NONE), is_head)
     dim = tl.arange(0, padded(DIM))[None, :]
     mask = is_head[:, None] & (dim < DIM)
     row = Out + (token * out_stride[0] + head * out_stride[1])[:, None] + dim * out_stride[2]

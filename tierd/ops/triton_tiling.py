@@ -1,9 +1,9 @@
 """How the work of an attention call is cut on a GPU, decided from shapes alone.
 
 No value on the device is known here, so a captured CUDA graph stays right when lengths change, and
-equal shapes are always cut equally. A split is `min_split` keys long or a `num_splits`-th of its own
-sequence, if that is more. So in calls of few queries (decode) a sequence's bits do not depend on the
-others in the batch, as long as the workspace holds as many splits as the block table may have.
+equal shapes are always cut equally. A split is `min_split` keys long, or a `num_splits`-th of its
+own sequence if that is more. So in calls of few queries (decode) a sequence's bits do not depend on
+the others in the batch, as long as the workspace has room for all splits that a table allows.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from tierd.ops.call import AttentionCall
-from tierd.ops.triton_kernels import RECORD_EXTRA, padded
+from tierd.ops.triton_tiles import RECORD_EXTRA, padded
 from tierd.ops.triton_workspace import NBYTES
 
 _MAX_SPLITS = 64
@@ -26,7 +26,7 @@ class Tile(NamedTuple):
     keys: int
     num_warps: int
     num_stages: int = 3
-    # Unless told that it may have them all, ptxas saves registers on large tiles and spills some.
+    # Unless told that it may have them all, ptxas sometimes saves registers and spills a few.
     max_registers: int | None = None
 
 
@@ -80,7 +80,7 @@ def tile_of(num_rows: int, dims: int, is_float32: bool, is_quantised: bool) -> T
     """
     keys = 32 if dims > 256 or is_float32 else 64
     if num_rows <= 16 or (is_float32 and dims > 256):
-        return Tile(16, 128 if is_quantised and dims <= 128 else keys, num_warps=4)
+        return Tile(16, keys, num_warps=4, max_registers=255 if is_quantised else None)
     if is_float32:
         return Tile(32, keys, num_warps=4)
     large = num_rows > 64 and not is_quantised and dims <= 256
@@ -94,7 +94,7 @@ def _splits(call: AttentionCall, tile: Tile) -> tuple[int, int]:
     most_keys = call.block_table.shape[1] * call.k_cache.shape[2]
     # A split costs `rows` records: long splits for large tiles keep that at a few per cent.
     min_split = tile.keys if call.num_splits else min(tile.rows**2, _MAX_MIN_SPLIT)
-    record_nbytes = 4 * (v_dim + RECORD_EXTRA)
+    record_nbytes = 4 * (v_dim + RECORD_EXTRA.value)
     room = NBYTES // max(1, num_tokens * num_heads * record_nbytes)
     num_splits = min(call.num_splits or _MAX_SPLITS, -(-most_keys // min_split), room)
     return max(1, num_splits), min_split
