@@ -1,5 +1,5 @@
-"""The GPU kernels' cases, each against its definition in float64: one list for the interpreter, for
-a GPU and for scripts/gpu_check. Needs torch only; `python -m tests.triton_cases NAME...` runs cases
+"""The GPU kernels' cases, each against its definition in float64: one list for the interpreter, a
+GPU and scripts/gpu_check. Needs torch only; `python -m tests.triton_cases NAME...` runs cases
 and prints a JSON line each.
 """
 
@@ -12,115 +12,14 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
+from tests.triton_calls import DECODE, MIXED, SCALE_SHAPES, attend, make_call
+from tierd import ops
 from tierd.ops import kv_write, reference, states
 from tierd.ops.call import AttentionCall
-from tierd.ops.quantised import largest, quantise
 
-LAYERS, LAYER, PADDING = 3, 1, 48
 # Norm of the error over norm of the output; int8 and float8 caches weigh values in bfloat16.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
-SCALE_SHAPES: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
-    "one": lambda blocks, heads, size: (1,),
-    "block": lambda blocks, heads, size: (blocks, 1, 1),
-    "head": lambda blocks, heads, size: (blocks, heads, 1),
-    "token": lambda blocks, heads, size: (blocks, heads, size),
-}
-
-# (keys, queries): decode, prompt, nothing, chunk, ...
-MIXED = [(37, 1), (20, 20), (0, 0), (50, 9), (1, 1), (33, 32), (0, 2), (48, 0)]
-DECODE = [(70, 1), (1, 1), (0, 1), (300, 1)]
-
-
-def make_call(
-    device: str,
-    lengths: list[tuple[int, int]],
-    heads: tuple[int, int] = (4, 2),
-    block_size: int = 16,
-    dims: tuple[int, int] = (64, 64),
-    dtype: torch.dtype = torch.float32,
-    cache: torch.dtype | None = None,
-    scales: str = "head",
-    token_major: bool = False,
-    **options: Any,
-) -> AttentionCall:
-    """The same call on every device: scattered blocks, -1 past tables' ends, NaN past the keys."""
-    random = torch.Generator().manual_seed(0)
-    counts = [-(-keys // block_size) for keys, _ in lengths]
-    num_blocks = sum(counts) + 2
-    order = torch.randperm(num_blocks, generator=random)
-    table = torch.full((len(lengths), max([*counts, 0]) + 1), -1, dtype=torch.int32)
-    is_token = torch.zeros(num_blocks, block_size, dtype=torch.bool)
-    for row, (keys, _) in enumerate(lengths):
-        mine, order = order[: counts[row]], order[counts[row] :]
-        table[row, : counts[row]] = mine
-        for index, block in enumerate(mine.tolist()):
-            is_token[block, : keys - index * block_size] = True
-    cache = cache or dtype
-    k, k_scale = _cache(random, is_token, heads[1], dims[0], cache, scales)
-    v, v_scale = _cache(random, is_token, heads[1], dims[1], cache, scales)
-    k_cache, v_cache = _views(k, v, device, token_major)
-    queries = torch.tensor([0] + [count for _, count in lengths])
-    starts = queries.cumsum(0).int()
-    q = torch.randn(int(starts[-1]), heads[0], dims[0], generator=random).to(dtype)
-    tensors = {name: x.to(device) for name, x in options.items() if isinstance(x, Tensor)}
-    return AttentionCall(
-        out=torch.full((*q.shape[:2], dims[1]), torch.nan, dtype=dtype, device=device),
-        lse=torch.full(q.shape[:2], torch.nan, device=device),
-        q=q.to(device),
-        k_cache=k_cache,
-        v_cache=v_cache,
-        block_table=table.to(device),
-        seq_lens=torch.tensor([keys for keys, _ in lengths], dtype=torch.int32, device=device),
-        cu_seqlens_q=starts.to(device),
-        max_seqlen_q=int(queries.max()),
-        scale=dims[0] ** -0.5,
-        k_scale=k_scale.to(device) if k_scale is not None else None,
-        v_scale=v_scale.to(device) if v_scale is not None else None,
-        **{**options, **tensors},
-    )
-
-
-def _cache(
-    random: torch.Generator,
-    is_token: Tensor,
-    heads: int,
-    dim: int,
-    dtype: torch.dtype,
-    scales: str,
-) -> tuple[Tensor, Tensor | None]:
-    """[num_blocks, heads, block_size, dim], and its scale if it is of one byte a number."""
-    num_blocks, block_size = is_token.shape
-    x = torch.randn(num_blocks, heads, block_size, dim, generator=random)
-    garbage = ~is_token[:, None, :, None]
-    if dtype.itemsize > 1:
-        return x.masked_fill(garbage, torch.nan).to(dtype), None
-    shape = SCALE_SHAPES[scales](num_blocks, heads, block_size)
-    scale = (torch.rand(shape, generator=random) + 0.5) * (4 / largest(dtype))
-    places = (1, 1, 1, 1) if scales == "one" else (*shape, 1)
-    stored = quantise(x, scale.view(places), dtype).float()
-    if scales != "one":
-        used = is_token[:, None] if scales == "token" else is_token.any(1)[:, None, None]
-        scale.masked_fill_(~used, torch.nan)
-    fill = 127 if dtype == torch.int8 else torch.nan
-    return stored.masked_fill(garbage, fill).to(dtype), scale
-
-
-def _views(k: Tensor, v: Tensor, device: str, token_major: bool) -> tuple[Tensor, Tensor]:
-    """The caches as one layer's views into a pool, or as tensors with tokens before heads."""
-    if token_major:
-        k, v = (x.transpose(1, 2).contiguous().to(device).transpose(1, 2) for x in (k, v))
-        return k, v
-    num_blocks, sizes = k.shape[0], (k[0].numel(), v[0].numel())
-    pool = torch.full((num_blocks, LAYERS * sum(sizes) + PADDING), 1.0).to(k.dtype)
-    begin = LAYER * sum(sizes)
-    pool[:, begin : begin + sizes[0]] = k.flatten(1)
-    pool[:, begin + sizes[0] : begin + sum(sizes)] = v.flatten(1)
-    layer = pool.to(device)[:, begin : begin + sum(sizes)]
-    return layer[:, : sizes[0]].unflatten(1, k.shape[1:]), layer[:, sizes[0] :].unflatten(
-        1, v.shape[1:]
-    )
 
 
 class Case(NamedTuple):
@@ -190,7 +89,7 @@ def _cases() -> dict[str, Case]:
 CASES = _cases()
 
 
-def error(name: str, device: str, run: Callable[[AttentionCall], None]) -> tuple[float, float]:
+def error(name: str, device: str, run: Callable[[AttentionCall], object]) -> tuple[float, float]:
     """Run a case: its errors, of out relative and in norm, of lse. AssertionError if too large."""
     case = CASES[name]
     expected = reference.attention(case.call("cpu"), torch.float64)
@@ -212,7 +111,7 @@ def check_write(device: str, cache: torch.dtype, dtype: torch.dtype) -> None:
     """write_kv to the bit as on the CPU; two of its slots are none."""
     random = torch.Generator().manual_seed(0)
     tokens = [torch.randn(13, 3, dim, generator=random) * 3 for dim in (40, 24)]
-    scales = [None, None]
+    scales: list[torch.Tensor | None] = [None, None]
     if cache.itemsize == 1:
         # Powers of two times what float8 holds, for the interpreter rounds that wrongly.
         scales = [2.0 ** -torch.randint(3, 6, (4, 3, 5), generator=random) for _ in range(2)]
@@ -225,10 +124,12 @@ def check_write(device: str, cache: torch.dtype, dtype: torch.dtype) -> None:
     kept = slots.clone()
     slots[3], slots[7] = -1, 20
     keep = torch.tensor([i not in (3, 7) for i in range(13)])
-    kv_write.write_kv(k.cpu()[keep], v.cpu()[keep], *caches, kept[keep], *scales)
+    kv_write.write_kv(
+        k.cpu()[keep], v.cpu()[keep], caches[0], caches[1], kept[keep], scales[0], scales[1]
+    )
     written = [torch.zeros(4, 3, 5, dim).to(cache).to(device) for dim in (40, 24)]
     on_device = [scale.to(device) if scale is not None else None for scale in scales]
-    _kernels().write_kv(k, v, *written, slots.to(device), *on_device)
+    _kernels(device).write_kv(k, v, *written, slots.to(device), *on_device)
     for ours, expected in zip(written, caches, strict=True):
         assert torch.equal(ours.cpu().view(torch.uint8), expected.view(torch.uint8))
 
@@ -243,7 +144,7 @@ def check_merge(device: str, dtype: torch.dtype) -> None:
     expected = outs[0].clone(), lses[0].clone()
     states.merge_states(*expected, outs[1], lses[1])
     merged = outs[0].to(device), lses[0].to(device)
-    _kernels().merge_states(*merged, outs[1].to(device), lses[1].to(device))
+    _kernels(device).merge_states(*merged, outs[1].to(device), lses[1].to(device))
     torch.testing.assert_close(merged[0].cpu(), expected[0])
     torch.testing.assert_close(merged[1].cpu(), expected[1])
 
@@ -258,8 +159,12 @@ CASES_OF_WRITES: dict[str, Callable[[str], None]] = {
 }
 
 
-def _kernels() -> Any:
-    """The functions that launch the kernels, on tensors of any device, for the interpreter."""
+def _kernels(device: str) -> Any:
+    """The ops on a GPU; elsewhere what launches the kernels, for the interpreter."""
+    if device == "cuda":
+        return SimpleNamespace(
+            paged_attention=attend, write_kv=ops.write_kv, merge_states=ops.merge_states
+        )
     from tierd.ops import triton_attention, triton_kv_write, triton_states
 
     return SimpleNamespace(
@@ -274,7 +179,7 @@ def main(names: list[str]) -> None:
     for name in names:
         try:
             if name in CASES:
-                error(name, device, _kernels().paged_attention)
+                error(name, device, _kernels(device).paged_attention)
             else:
                 CASES_OF_WRITES[name](device)
             problem = None

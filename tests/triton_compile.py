@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tierd.ops import triton_attention, triton_kernels
+from tierd.ops import triton_attention, triton_kernels, triton_states
 from tierd.ops.call import AttentionCall
 from tierd.ops.quantised import QUANTISED
 
@@ -97,8 +97,8 @@ def compiled(call: AttentionCall, capability: int) -> Compiled:
     """The attention kernel of this call, for a GPU of this capability."""
     recorder = _Recorder(triton_kernels.attend.arg_names)
     with (
-        patch.object(triton_attention.kernels, "attend", recorder),
-        patch.object(triton_attention.states, "merge_splits", _Recorder([])),
+        patch.object(triton_kernels, "attend", recorder),
+        patch.object(triton_states, "merge_splits", _Recorder([])),
     ):
         triton_attention.paged_attention(call)
     made = triton.compile(
@@ -110,7 +110,9 @@ def compiled(call: AttentionCall, capability: int) -> Compiled:
 
 
 def _source(kernel: Any, arguments: dict[str, Any]) -> Any:
-    signature, constants, attributes = {}, {}, {}
+    signature: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
     for index, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]
         if parameter.is_constexpr or value is None:
