@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <new>
 #include <vector>
@@ -173,24 +174,42 @@ char* workspace(int64_t nbytes) {
   return room.memory;
 }
 
+bool is_few(const Arguments& a, const Item& item) {
+  return item.sequence.num_queries * a.group() <= kFewRows;
+}
+
+bool can_be_fetched(const Arguments& a, const Item& item, const Item& then) {
+  return is_few(a, then) && then.keys.first < then.keys.last &&
+         then.last_head - then.first_head == item.last_head - item.first_head;
+}
+
+void attend(const Arguments& a, const Kernels& kernels, const Item& item, const Item* then,
+            const Scratch& scratch) {
+  if (!is_few(a, item)) return kernels.many_rows(a, item, scratch);
+  kernels.few_rows(a, item, then && can_be_fetched(a, item, *then) ? then : nullptr, scratch);
+}
+
 bool run(const Arguments& a, const Kernels& kernels, Plan& plan) {
   const int64_t nbytes = kernels.workspace_nbytes(a);
-  const int64_t num_items = (int64_t)plan.items().size(), num_merges = (int64_t)plan.merges().size();
+  const std::vector<Item>&items = plan.items(), &merges = plan.merges();
+  const int64_t num_items = (int64_t)items.size(), num_merges = (int64_t)merges.size();
   const int threads = (int)std::max<int64_t>(1, std::min<int64_t>(a.num_threads, num_items));
+  std::atomic<int64_t> taken{0};
   bool done = true;
 #pragma omp parallel num_threads(threads) reduction(&& : done)
   {
     const Scratch scratch = {plan.parts(), workspace(nbytes)};
     done = done && scratch.workspace;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_items; i++) {
-      const Item& item = plan.items()[i];
-      const bool few = item.sequence.num_queries * a.group() <= kFewRows;
-      if (done) (few ? kernels.few_rows : kernels.many_rows)(a, item, scratch);
+    // A thread takes an item before it begins the one it has, to know what to fetch at its end.
+    for (int64_t next = taken++; next < num_items && done;) {
+      const Item& item = items[next];
+      next = taken++;
+      attend(a, kernels, item, next < num_items ? &items[next] : nullptr, scratch);
     }
+#pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < num_merges; i++)
-      if (done) kernels.merge(a, plan.merges()[i], scratch);
+      if (done) kernels.merge(a, merges[i], scratch);
   }
   return done;
 }

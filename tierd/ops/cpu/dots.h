@@ -19,36 +19,33 @@ struct alignas(64) Scores {
   float at[kRows][kTile];
 };
 
-// Keys or values of one head: those to compute with, and those to fetch meanwhile.
+// Keys or values of one head of a tile.
 template <class Element> struct Tokens {
   const Element* base;
   const int64_t* offset;
-  const Element* next_base;
-  const int64_t* next_offset;  // null: nothing to fetch
   int dim;
 
   const Element* row(int i) const { return base + offset[i]; }
-  void fetch_next(int i) const {
-    if (next_offset) prefetch(next_base + next_offset[i], (int64_t)dim * sizeof(Element));
-  }
 };
+
+// Of the time of a tile, in eighths: how long each step takes, to spread the fetching by.
+constexpr int kDotTime = 3, kWeighTime = 1, kAddTime = 4;
 
 // scores[r][i] = q[r] . k[i] for all tokens of a tile. kLanes sums are kept in registers, of R rows
 // and kLanes / R tokens; then they are folded to one vector together.
 template <class Kind, int R>
 inline void dot_keys(Scores& scores, const typename Kind::Query* q, int count,
-                     const Tokens<typename Kind::Element>& keys) {
+                     const Tokens<typename Kind::Element>& keys, Ahead& ahead) {
   constexpr int kTokens = kLanes / R;
+  const int portion = ahead.portion(kDotTime, count / kTokens);
   for (int first = 0; first < count; first += kTokens) {
     typename Kind::Sums sum[kLanes];
     const typename Kind::Element* k[kTokens];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; i++) sum[i] = typename Kind::Sums{};
 #pragma GCC unroll 16
-    for (int i = 0; i < kTokens; i++) {
-      k[i] = keys.row(first + i);
-      keys.fetch_next(first + i);
-    }
+    for (int i = 0; i < kTokens; i++) k[i] = keys.row(first + i);
+    ahead.fetch(portion);
     for (int d = 0; d < keys.dim; d += Kind::kWidth) {
       typename Kind::Vector x[kTokens];
 #pragma GCC unroll 16
@@ -93,13 +90,13 @@ template <class Stored> struct Singles {
 
   template <int R, int N>
   static void add_columns(float* values, const Scores& weights, int count, int d,
-                          const Tokens<Stored>& tokens, bool fetch) {
+                          const Tokens<Stored>& tokens, Ahead& ahead, int portion) {
     Floats sum[R][N];
     for (int r = 0; r < R; r++)
       for (int j = 0; j < N; j++) sum[r][j] = load(values + r * tokens.dim + d + j * kLanes);
     for (int i = 0; i < count; i++) {
       const Stored* v = tokens.row(i) + d;
-      if (fetch) tokens.fetch_next(i);
+      ahead.fetch(portion);
       Floats x[N];
 #pragma GCC unroll 4
       for (int j = 0; j < N; j++) x[j] = load(v + j * kLanes);
@@ -116,13 +113,14 @@ template <class Stored> struct Singles {
   // values[r] += weights[r] . v, as many columns at a time as there are registers for.
   template <int R>
   static void add_values(float* values, const Scores& weights, int count,
-                         const Tokens<Stored>& tokens) {
+                         const Tokens<Stored>& tokens, Ahead& ahead) {
     constexpr int kColumns = kLanes == 16 ? 4 : 2;
+    const int portion = ahead.portion(kAddTime, count * tokens.dim / (kColumns * kLanes));
     int d = 0;
     for (; d + kColumns * kLanes <= tokens.dim; d += kColumns * kLanes)
-      add_columns<R, kColumns>(values, weights, count, d, tokens, d == 0);
+      add_columns<R, kColumns>(values, weights, count, d, tokens, ahead, portion);
     for (; d < tokens.dim; d += kLanes)
-      add_columns<R, 1>(values, weights, count, d, tokens, d == 0);
+      add_columns<R, 1>(values, weights, count, d, tokens, ahead, portion);
   }
 };
 
@@ -165,7 +163,7 @@ template <class Kind, class Stored> struct Pairs {
 
   template <int R, int N>  // N vectors of kWidth columns
   static void add_columns(float* values, const Ints (*weights)[kTile / 2], const float* factor,
-                          int count, int d, const Tokens<Stored>& tokens, bool fetch) {
+                          int count, int d, const Tokens<Stored>& tokens, Ahead& ahead, int portion) {
     typename Kind::Sums sum[R][2 * N];
     for (int r = 0; r < R; r++)
       for (int j = 0; j < 2 * N; j++)
@@ -174,10 +172,7 @@ template <class Kind, class Stored> struct Pairs {
     for (int r = 0; r < R; r++) pair[r] = (const uint32_t*)weights[r];
     for (int i = 0; i < count; i += 2) {
       const Stored *even = tokens.row(i) + d, *odd = tokens.row(i + 1) + d;
-      if (fetch) {
-        tokens.fetch_next(i);
-        tokens.fetch_next(i + 1);
-      }
+      ahead.fetch(portion);
       Ints x[2 * N];
 #pragma GCC unroll 2
       for (int j = 0; j < N; j++) {
@@ -198,16 +193,17 @@ template <class Kind, class Stored> struct Pairs {
 
   template <int R>
   static void add_values(float* values, const Scores& weights, int count,
-                         const Tokens<Stored>& tokens) {
+                         const Tokens<Stored>& tokens, Ahead& ahead) {
     constexpr int kVectors = kLanes == 16 ? 2 : 1;
+    const int portion = ahead.portion(kAddTime, count / 2 * tokens.dim / (kVectors * kWidth));
     Ints pairs[R][kTile / 2];
     float factor[R];
     for (int r = 0; r < R; r++) factor[r] = Kind::pair_up((uint32_t*)pairs[r], weights.at[r]);
     int d = 0;
     for (; d + kVectors * kWidth <= tokens.dim; d += kVectors * kWidth)
-      add_columns<R, kVectors>(values, pairs, factor, count, d, tokens, d == 0);
+      add_columns<R, kVectors>(values, pairs, factor, count, d, tokens, ahead, portion);
     for (; d < tokens.dim; d += kWidth)
-      add_columns<R, 1>(values, pairs, factor, count, d, tokens, d == 0);
+      add_columns<R, 1>(values, pairs, factor, count, d, tokens, ahead, portion);
   }
 };
 

@@ -1,6 +1,6 @@
 // Decode: few rows share each key, so the time goes into reading the cache once, in order of
 // memory. All heads of a tile of tokens are done before the next tile, because the heads of a block
-// lie together; while one head of a tile is computed, the next one is fetched.
+// lie together; meanwhile the next tile is fetched, be it the next item's first.
 #pragma once
 #include "dots.h"
 #include "rows.h"
@@ -83,34 +83,34 @@ template <class Kind, int R>
 inline void attend_rows(const Arguments& a, const Tile& tile, const Scales* scales, Row* rows,
                         const typename Kind::Query* query, float* values,
                         const Tokens<typename Kind::Element>& keys,
-                        const Tokens<typename Kind::Element>& tokens) {
+                        const Tokens<typename Kind::Element>& tokens, Ahead& ahead) {
   Scores scores;
-  dot_keys<Kind, R>(scores, query, kTile, keys);
+  dot_keys<Kind, R>(scores, query, kTile, keys, ahead);
   for (int r = 0; r < R; r++) {
     float* s = scores.at[r];
     score_row(a, rows[r], tile, scales ? scales->k : nullptr, s);
     const float decay = weigh_row(rows[r], s);
+    ahead.fetch(ahead.portion(kWeighTime, R));
     if (decay != 1)
       for (int d = 0; d < a.v_dim; d += kLanes)
         store(values + r * a.v_dim + d, load(values + r * a.v_dim + d) * splat(decay));
     if (scales)
       for (int i = 0; i < kTile; i += kLanes) store(s + i, load(s + i) * load(scales->v + i));
   }
-  Kind::template add_values<R>(values, scores, kTile, tokens);
+  Kind::template add_values<R>(values, scores, kTile, tokens, ahead);
 }
 
 template <class Kind>
 inline void attend_head(const Arguments& a, const Tile& tile, const Scales* scales,
                         int32_t num_rows, Row* rows, const typename Kind::Query* query,
-                        float* values, Tokens<typename Kind::Element> keys,
-                        Tokens<typename Kind::Element> tokens) {
+                        float* values, const Tokens<typename Kind::Element>& keys,
+                        const Tokens<typename Kind::Element>& tokens, Ahead& ahead) {
   for (int32_t r = 0; r < num_rows; r += kRows) {
     const typename Kind::Query* q = query + (int64_t)r * a.head_dim;
     float* v = values + (int64_t)r * a.v_dim;
-    if (num_rows - r == 1) attend_rows<Kind, 1>(a, tile, scales, rows + r, q, v, keys, tokens);
-    else if (num_rows - r == 2) attend_rows<Kind, 2>(a, tile, scales, rows + r, q, v, keys, tokens);
-    else attend_rows<Kind, 4>(a, tile, scales, rows + r, q, v, keys, tokens);
-    keys.next_offset = tokens.next_offset = nullptr;  // once is enough
+    if (num_rows - r == 1) attend_rows<Kind, 1>(a, tile, scales, rows + r, q, v, keys, tokens, ahead);
+    else if (num_rows - r == 2) attend_rows<Kind, 2>(a, tile, scales, rows + r, q, v, keys, tokens, ahead);
+    else attend_rows<Kind, 4>(a, tile, scales, rows + r, q, v, keys, tokens, ahead);
   }
 }
 
@@ -147,14 +147,15 @@ inline void end_rows(const Arguments& a, const Item& item, const Scratch& scratc
     }
 }
 
-template <class Kind> void few_rows(const Arguments& a, const Item& item, const Scratch& scratch) {
+template <class Kind>
+void few_rows(const Arguments& a, const Item& item, const Item* then, const Scratch& scratch) {
   using Element = typename Kind::Element;
   using Query = typename Kind::Query;
   const int32_t padded = padded_rows(item);
   const FewRows w = begin_rows<Kind>(a, item, scratch.workspace);
-  const Element *k = (const Element*)a.k, *v = (const Element*)a.v;
   Tile tiles[2];
   Scales scales;
+  Ahead ahead;
   int current = 0;
   if (item.keys.first < item.keys.last)
     fill(tiles[0], a, item.sequence, item.keys.first, item.keys.last);
@@ -162,21 +163,20 @@ template <class Kind> void few_rows(const Arguments& a, const Item& item, const 
     const Tile& tile = tiles[current];
     Tile& next = tiles[current ^= 1];
     const bool is_last = first + kTile >= item.keys.last;
-    if (!is_last) fill(next, a, item.sequence, first + kTile, item.keys.last);
+    const Item* owner = is_last ? then : &item;  // of the next tile
+    if (owner) {
+      const int32_t next_first = is_last ? then->keys.first : first + kTile;
+      fill(next, a, owner->sequence, next_first, owner->keys.last);
+    }
     for (int32_t h = item.first_head; h < item.last_head; h++) {
-      // Ahead of the computation by one head, or by one tile after the last head.
-      const bool wraps = h + 1 == item.last_head;
-      const int32_t next_head = wraps ? item.first_head : h + 1;
-      const Tile* ahead = !wraps ? &tile : is_last ? nullptr : &next;
-      const Tokens<Element> keys{k + h * a.k_head, tile.k, k + next_head * a.k_head,
-                                 ahead ? ahead->k : nullptr, a.head_dim};
-      const Tokens<Element> values{v + h * a.v_head, tile.v, v + next_head * a.v_head,
-                                   ahead ? ahead->v : nullptr, a.v_dim};
+      if (owner) ahead.list(a, next, *owner, sizeof(Element), h - item.first_head);
+      const Tokens<Element> keys{(const Element*)a.k + h * a.k_head, tile.k, a.head_dim};
+      const Tokens<Element> values{(const Element*)a.v + h * a.v_head, tile.v, a.v_dim};
       if (a.k_scale) scales.gather(a, tile, h);
       const int64_t row = (int64_t)(h - item.first_head) * padded;
       attend_head<Kind>(a, tile, a.k_scale ? &scales : nullptr, padded, w.rows + row,
                         (const Query*)w.query + row * a.head_dim, w.values + row * a.v_dim, keys,
-                        values);
+                        values, ahead);
     }
   }
   end_rows<Kind>(a, item, scratch, w);

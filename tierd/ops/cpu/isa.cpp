@@ -6,25 +6,25 @@ namespace tierd {
 namespace TIERD_ISA {
 namespace {
 
-void any_few_rows(const Arguments& a, const Item& item, const Scratch& scratch) {
+void any_few_rows(const Arguments& a, const Item& item, const Item* then, const Scratch& scratch) {
   // Pairs are for results of 16 bits, where their rounding does not show, and need whole vectors.
   const bool pairs = a.q_dtype != kFloat32 && a.head_dim % (2 * kLanes) == 0 &&
                      a.v_dim % (2 * kLanes) == 0;
   switch (a.cache_dtype) {
-    case kFloat32: return few_rows<Singles<float>>(a, item, scratch);
+    case kFloat32: return few_rows<Singles<float>>(a, item, then, scratch);
     case kBfloat16:
 #if defined(__AVX512BF16__)
-      if (pairs) return few_rows<BfloatPairs>(a, item, scratch);
+      if (pairs) return few_rows<BfloatPairs>(a, item, then, scratch);
 #endif
-      return few_rows<Singles<Bfloat16>>(a, item, scratch);
-    case kFloat16: return few_rows<Singles<Float16>>(a, item, scratch);
+      return few_rows<Singles<Bfloat16>>(a, item, then, scratch);
+    case kFloat16: return few_rows<Singles<Float16>>(a, item, then, scratch);
     case kInt8:
 #if defined(__AVX2__)
-      if (pairs) return few_rows<IntegerPairs>(a, item, scratch);
+      if (pairs) return few_rows<IntegerPairs>(a, item, then, scratch);
 #endif
-      return few_rows<Singles<int8_t>>(a, item, scratch);
-    case kFloat8E4m3: return few_rows<Singles<E4m3>>(a, item, scratch);
-    case kFloat8E5m2: return few_rows<Singles<E5m2>>(a, item, scratch);
+      return few_rows<Singles<int8_t>>(a, item, then, scratch);
+    case kFloat8E4m3: return few_rows<Singles<E4m3>>(a, item, then, scratch);
+    case kFloat8E5m2: return few_rows<Singles<E5m2>>(a, item, then, scratch);
   }
   (void)pairs;
 }

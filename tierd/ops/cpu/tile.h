@@ -6,10 +6,11 @@
 namespace tierd {
 namespace TIERD_ISA {
 
-constexpr int kTile = 64;  // tokens
+constexpr int kTile = 32;  // tokens: one head's K and V, and the next one's, fit the first-level cache
 
 struct Tile {
   int32_t first, count;
+  int32_t num_runs, run[kTile + 1];  // tokens of one block: run[r] up to run[r + 1]
   int64_t k[kTile], v[kTile];  // element offsets, without the head's
   int64_t k_scale[kTile], v_scale[kTile];
 };
@@ -20,7 +21,9 @@ inline void fill(Tile& tile, const Arguments& a, const Sequence& s, int32_t firs
   tile.first = first;
   tile.count = smaller(last - first, kTile);
   int32_t column = first / a.block_size, slot = first % a.block_size;
+  tile.num_runs = 0;
   for (int i = 0; i < tile.count; column++, slot = 0) {
+    tile.run[tile.num_runs++] = i;
     const int64_t block = table[column];
     const int end = smaller(tile.count, i + a.block_size - slot);
     for (; i < end; i++, slot++) {
@@ -32,6 +35,7 @@ inline void fill(Tile& tile, const Arguments& a, const Sequence& s, int32_t firs
       }
     }
   }
+  tile.run[tile.num_runs] = tile.count;
   for (int i = tile.count, last_one = tile.count - 1; i < kTile; i++) {
     tile.k[i] = tile.k[last_one];
     tile.v[i] = tile.v[last_one];
@@ -50,6 +54,45 @@ struct Scales {
       v[i] = a.v_scale[tile.v_scale[i] + head * a.v_scale_head];
     }
   }
+};
+
+// Rows of a later tile, fetched while an earlier one is computed.
+//
+// They are listed in the order of memory, all heads of a block's keys, then of its values: the
+// longer the run of addresses, the faster it comes. And they are asked for evenly over the time of
+// the computation: more at once than the machine can have outstanding would stop it.
+class Ahead {
+ public:
+  // The share of one of the item's heads.
+  void list(const Arguments& a, const Tile& tile, const Item& item, int element_nbytes, int step) {
+    const int heads = item.last_head - item.first_head, units = 2 * tile.num_runs;
+    nbytes_ = (int64_t)larger(a.head_dim, a.v_dim) * element_nbytes;
+    count_ = next_ = credit_ = 0;
+    for (int unit = step * units; unit < (step + 1) * units; unit++) {
+      const int run = unit / (2 * heads), rest = unit % (2 * heads);
+      const bool values = rest >= heads;
+      const int64_t head = item.first_head + rest % heads;
+      const char* base = values ? (const char*)a.v + head * a.v_head * element_nbytes
+                                : (const char*)a.k + head * a.k_head * element_nbytes;
+      const int64_t* offset = values ? tile.v : tile.k;
+      for (int i = tile.run[run]; i < tile.run[run + 1]; i++)
+        row_[count_++] = base + offset[i] * element_nbytes;
+    }
+  }
+
+  // What to pass to `fetch` in each of `times` calls, to have `eighths` of the list fetched.
+  int portion(int eighths, int times) const { return (count_ << 10) * eighths / times; }
+
+  void fetch(int portion) {
+    for (credit_ += portion; credit_ >= kOneRow && next_ < count_; credit_ -= kOneRow)
+      prefetch(row_[next_++], nbytes_);
+  }
+
+ private:
+  static constexpr int kOneRow = 8 << 10;
+  const char* row_[2 * kTile];
+  int64_t nbytes_ = 0;
+  int count_ = 0, next_ = 0, credit_ = 0;
 };
 
 }  // namespace TIERD_ISA

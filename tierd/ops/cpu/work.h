@@ -58,7 +58,8 @@ inline int64_t part_floats(const Arguments& a) { return a.v_dim + 2; }
 struct Kernels {
   const char* name;
   int64_t (*workspace_nbytes)(const Arguments&);
-  void (*few_rows)(const Arguments&, const Item&, const Scratch&);
+  // `then` is what the thread does next, if that is few rows of as many heads, else null.
+  void (*few_rows)(const Arguments&, const Item&, const Item* then, const Scratch&);
   void (*many_rows)(const Arguments&, const Item&, const Scratch&);
   // Merge the parts of rows [first_row, last_row) of the item's heads, and write them.
   void (*merge)(const Arguments&, const Item&, const Scratch&);
