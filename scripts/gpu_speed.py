@@ -64,8 +64,8 @@ def make_batches(
     ]
 
 
-def milliseconds(runs: Sequence[Run]) -> float:
-    """The time of one of them, all in turn in one CUDA graph: the best of several replays."""
+def captured(runs: Sequence[Run]) -> torch.cuda.CUDAGraph:
+    """Runs, one after the other, as a CUDA graph; each has run once before."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -76,6 +76,12 @@ def milliseconds(runs: Sequence[Run]) -> float:
     with torch.cuda.graph(graph, stream=stream):
         for run in runs:
             run()
+    return graph
+
+
+def milliseconds(runs: Sequence[Run]) -> float:
+    """The time of one of them, all in turn in one CUDA graph: the best of several replays."""
+    graph = captured(runs)
     times: list[float] = []
     end_of_time = time.monotonic() + 1.0
     while len(times) < 5 or (time.monotonic() < end_of_time and len(times) < 100):
