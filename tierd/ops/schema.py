@@ -1,4 +1,5 @@
-"""The registered ops: schemas, fake kernels, and CPU kernels, which check and then dispatch.
+"""The registered ops: schemas, fake kernels, and CPU kernels, which check and then dispatch; those on a
+GPU are in `cuda`.
 
 `Library.define/impl` rather than `torch.library.custom_op`: 2.8 us a call against 34 for an op that
 mutates. `max_seqlen_q` is symbolic, so a compiled model is not compiled again for every length of
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
-from tierd.ops import arguments, backends, kv_write, states, values
+from tierd.ops import arguments, backends, cuda, kv_write, states, values
 from tierd.ops.call import AttentionCall
 
 _LIBRARY: Any = Library("tierd", "DEF")  # type: ignore[no-untyped-call]
@@ -92,3 +93,9 @@ register_fake("tierd::merge_states", _merge_states_fake, lib=_LIBRARY)
 _LIBRARY.impl("paged_attention", _paged_attention_cpu, "CPU")
 _LIBRARY.impl("write_kv", _write_kv_cpu, "CPU")
 _LIBRARY.impl("merge_states", _merge_states, "CPU")
+_LIBRARY.impl("paged_attention", cuda.paged_attention, "CUDA")
+_LIBRARY.impl("write_kv", cuda.write_kv, "CUDA")
+_LIBRARY.impl("merge_states", cuda.merge_states, "CUDA")
+_LIBRARY.impl("paged_attention", cuda.paged_attention, "CUDA")
+_LIBRARY.impl("write_kv", cuda.write_kv, "CUDA")
+_LIBRARY.impl("merge_states", cuda.merge_states, "CUDA")

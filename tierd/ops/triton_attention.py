@@ -38,7 +38,8 @@ def _attend(call: AttentionCall, cut: Tiling, records: Tensor | None) -> None:
     kernel: Any = kernels.attend[cut.num_tiles, num_kv_heads * cut.num_groups, cut.num_splits]
     kernel(
         call.out, call.lse, records, call.q, call.k_cache, call.v_cache, k_scale, v_scale,
-        call.block_table, call.seq_lens, call.cu_seqlens_q, call.alibi_slopes, call.sinks,
+        call.block_table, call.seq_lens.contiguous(), call.cu_seqlens_q.contiguous(),
+        _dense(call.alibi_slopes), _dense(call.sinks),
         call.scale, call.softcap or None, None if call.window_left < 0 else call.window_left,
         call.out.stride()[:2], _strides(call.lse), call.q.stride()[:2],
         call.k_cache.stride()[:3], call.v_cache.stride()[:3], _strides(k_scale), _strides(v_scale),
@@ -60,6 +61,10 @@ def _merge(call: AttentionCall, cut: Tiling, records: Tensor) -> None:
         cut.num_splits, V_DIM=v_dim, HEADS=heads, num_warps=4, num_stages=3,
         enable_fp_fusion=True,
     )  # fmt: skip
+
+
+def _dense(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, ...]:
