@@ -1,5 +1,5 @@
-"""The registered ops: schemas, fake kernels, and CPU kernels, which check and then dispatch; those on a
-GPU are in `cuda`.
+"""The registered ops: schemas, fake kernels, and CPU kernels, which check and then dispatch; those
+on a GPU are in `cuda`.
 
 `Library.define/impl` rather than `torch.library.custom_op`: 2.8 us a call against 34 for an op that
 mutates. `max_seqlen_q` is symbolic, so a compiled model is not compiled again for every length of
@@ -93,9 +93,6 @@ register_fake("tierd::merge_states", _merge_states_fake, lib=_LIBRARY)
 _LIBRARY.impl("paged_attention", _paged_attention_cpu, "CPU")
 _LIBRARY.impl("write_kv", _write_kv_cpu, "CPU")
 _LIBRARY.impl("merge_states", _merge_states, "CPU")
-_LIBRARY.impl("paged_attention", cuda.paged_attention, "CUDA")
-_LIBRARY.impl("write_kv", cuda.write_kv, "CUDA")
-_LIBRARY.impl("merge_states", cuda.merge_states, "CUDA")
 _LIBRARY.impl("paged_attention", cuda.paged_attention, "CUDA")
 _LIBRARY.impl("write_kv", cuda.write_kv, "CUDA")
 _LIBRARY.impl("merge_states", cuda.merge_states, "CUDA")
