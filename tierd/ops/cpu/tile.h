@@ -13,6 +13,8 @@ struct Tile {
   int32_t num_runs, run[kTile + 1];  // tokens of one block: run[r] up to run[r + 1]
   int64_t k[kTile], v[kTile];  // element offsets, without the head's
   int64_t k_scale[kTile], v_scale[kTile];
+
+  int run_length(int r) const { return run[r + 1] - run[r]; }
 };
 
 // Past the last token the tile repeats it, so that kernels may read whole vectors of tokens.
@@ -65,18 +67,21 @@ class Ahead {
  public:
   // The share of one of the item's heads.
   void list(const Arguments& a, const Tile& tile, const Item& item, int element_nbytes, int step) {
-    const int heads = item.last_head - item.first_head, units = 2 * tile.num_runs;
+    const int heads = item.last_head - item.first_head;
     nbytes_ = (int64_t)larger(a.head_dim, a.v_dim) * element_nbytes;
     count_ = next_ = credit_ = 0;
-    for (int unit = step * units; unit < (step + 1) * units; unit++) {
-      const int run = unit / (2 * heads), rest = unit % (2 * heads);
-      const bool values = rest >= heads;
-      const int64_t head = item.first_head + rest % heads;
+    int run = 0, row = step * 2 * tile.count;  // of 2 * heads times the tile's tokens
+    for (; row >= 2 * heads * tile.run_length(run); run++) row -= 2 * heads * tile.run_length(run);
+    while (count_ < 2 * tile.count) {
+      const int length = tile.run_length(run), unit = row / length;
+      const int64_t head = item.first_head + unit % heads;
+      const bool values = unit >= heads;
       const char* base = values ? (const char*)a.v + head * a.v_head * element_nbytes
                                 : (const char*)a.k + head * a.k_head * element_nbytes;
-      const int64_t* offset = values ? tile.v : tile.k;
-      for (int i = tile.run[run]; i < tile.run[run + 1]; i++)
+      const int64_t* offset = (values ? tile.v : tile.k) + tile.run[run];
+      for (int i = row % length; i < length && count_ < 2 * tile.count; i++, row++)
         row_[count_++] = base + offset[i] * element_nbytes;
+      if (row == 2 * heads * length) run++, row = 0;
     }
   }
 
