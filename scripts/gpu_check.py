@@ -108,9 +108,9 @@ def run_process(command: list[str], seconds: int) -> tuple[list[str], str]:
 
 def run_cases() -> Iterator[Check]:
     """Every case of tests/triton_cases.py, shared out: compiling takes most of the time."""
-    from tests.triton_cases import CASES, CASES_OF_WRITES
+    from tests.triton_cases import CASES, OTHER_CASES
 
-    names = [*CASES, *CASES_OF_WRITES]
+    names = [*CASES, *OTHER_CASES]
     num_workers = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) // 2))
     commands = [
         [sys.executable, "-W", "ignore", "-m", "tests.triton_cases", *names[worker::num_workers]]

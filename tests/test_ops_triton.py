@@ -20,7 +20,7 @@ import torch
 
 from tests import triton_cases
 from tests.triton_calls import attend
-from tests.triton_cases import CASES, CASES_OF_WRITES
+from tests.triton_cases import CASES, OTHER_CASES
 from tests.triton_promises import PROMISES
 
 ROOT = Path(__file__).parents[1]
@@ -56,9 +56,9 @@ def interpreted(names: tuple[str, ...]) -> dict[str, str | None]:
 
 
 @needs_triton
-@pytest.mark.parametrize("name", [*SMALL, *CASES_OF_WRITES])
+@pytest.mark.parametrize("name", [*SMALL, *OTHER_CASES])
 def test_a_call_is_right_in_the_interpreter(name: str) -> None:
-    assert interpreted((*SMALL, *CASES_OF_WRITES))[name] is None
+    assert interpreted((*SMALL, *OTHER_CASES))[name] is None
 
 
 @needs_triton
@@ -76,9 +76,9 @@ def test_a_call_is_right_on_a_gpu(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", CASES_OF_WRITES)
-def test_a_write_or_merge_is_right_on_a_gpu(name: str) -> None:
-    CASES_OF_WRITES[name]("cuda")
+@pytest.mark.parametrize("name", OTHER_CASES)
+def test_another_case_is_right_on_a_gpu(name: str) -> None:
+    OTHER_CASES[name]("cuda")
 
 
 @pytest.mark.gpu

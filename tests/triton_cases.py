@@ -149,13 +149,63 @@ def check_merge(device: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(merged[1].cpu(), expected[1])
 
 
-CASES_OF_WRITES: dict[str, Callable[[str], None]] = {
+def check_masked(device: str) -> None:
+    """Ids out of range inside a sequence: as if their keys were not there."""
+    call = make_call(device, [(40, 1), (60, 20)])
+    call.block_table[0, 1], call.block_table[0, 2] = 2**31 - 1, -5
+    _kernels(device).paged_attention(call)
+    masked = call.out[0].clone()
+    call.seq_lens[0] = 16
+    _kernels(device).paged_attention(call)
+    torch.testing.assert_close(masked, call.out[0])
+
+
+def check_alone(device: str) -> None:
+    """A decoding sequence gets the same bits alone and in a batch with longer ones."""
+    call = make_call(device, [(700, 1), (70, 1), (1500, 1)], dims=(32, 32))
+    _kernels(device).paged_attention(call)
+    alone = call._replace(
+        out=torch.empty_like(call.out[:1]),
+        lse=None,
+        q=call.q[:1],
+        block_table=call.block_table[:1, : -(-700 // 16)],
+        seq_lens=call.seq_lens[:1],
+        cu_seqlens_q=call.cu_seqlens_q[:2],
+    )
+    _kernels(device).paged_attention(alone)
+    assert torch.equal(alone.out[0], call.out[0])
+
+
+def check_far(device: str) -> None:
+    """Blocks beyond 2**31 elements of a pool that is mostly never touched."""
+    num_blocks = 2**31 // (2 * 2 * 16 * 64) + 64
+    pool = torch.empty(num_blocks, 2, 2, 16, 64, dtype=torch.float16, device=device)
+    near = make_call(device, [(40, 1)], dtype=torch.float16)
+    _kernels(device).paged_attention(near)
+    expected = near.out.clone()
+    for place, block in enumerate(near.block_table[0, :3].tolist()):
+        pool[num_blocks - 1 - place, 0] = near.k_cache[block]
+        pool[num_blocks - 1 - place, 1] = near.v_cache[block]
+        near.block_table[0, place] = num_blocks - 1 - place
+    far = near._replace(k_cache=pool[:, 0], v_cache=pool[:, 1])
+    _kernels(device).paged_attention(far)
+    assert torch.equal(far.out, expected)
+    k = v = torch.ones(1, 2, 64, dtype=torch.float16, device=device)
+    slot = torch.tensor([num_blocks * 16 - 1], device=device)
+    _kernels(device).write_kv(k, v, far.k_cache, far.v_cache, slot, None, None)
+    assert torch.equal(far.k_cache[-1, :, -1], k[0])
+
+
+OTHER_CASES: dict[str, Callable[[str], None]] = {
     **{
         f"write-{name}-{kind}": partial(check_write, cache=cache, dtype=dtype)
         for name, dtype in DTYPES.items()
         for kind, cache in {"plain": dtype, **CACHES}.items()
     },
     **{f"merge-{name}": partial(check_merge, dtype=dtype) for name, dtype in DTYPES.items()},
+    "masked-ids": check_masked,
+    "same-bits-alone": check_alone,
+    "far-blocks": check_far,
 }
 
 
@@ -181,7 +231,7 @@ def main(names: list[str]) -> None:
             if name in CASES:
                 error(name, device, _kernels(device).paged_attention)
             else:
-                CASES_OF_WRITES[name](device)
+                OTHER_CASES[name](device)
             problem = None
         except Exception as failure:
             problem = f"{type(failure).__name__}: {failure}"
@@ -189,4 +239,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or [*CASES, *CASES_OF_WRITES])
+    main(sys.argv[1:] or [*CASES, *OTHER_CASES])
