@@ -1,11 +1,12 @@
 """What ptxas makes of the attention kernel for a GPU that is not here: registers, spills, SASS.
 
-The kernel is compiled with the arguments that `triton_attention` launches it with for a call of
-meta tensors, so what is looked at is what would run.
+`triton_attention` launches its kernels for a call of meta tensors on a GPU that Triton believes in:
+so what is looked at is what would run there.
 """
 
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
@@ -14,24 +15,13 @@ from unittest.mock import patch
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime.driver import driver
 
 from tierd.ops import triton_attention, triton_kernels, triton_states
 from tierd.ops.call import AttentionCall
 from tierd.ops.quantised import QUANTISED
 
 _BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-_TYPES = {
-    torch.float32: "*fp32",
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.int8: "*i8",
-    torch.float8_e4m3fn: "*fp8e4nv",
-    torch.float8_e5m2: "*fp8e5",
-    torch.int32: "*i32",
-}
-_OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
-_DIVISIBLE = [["tt.divisibility", 16]]
 
 
 class Compiled(NamedTuple):
@@ -79,57 +69,46 @@ def meta_call(
         )
 
 
-class _Recorder:
-    """Stands in for a kernel and keeps what it is launched with."""
+class _Absent:
+    """A driver of Triton's for a GPU that is not here: enough to compile, not to launch."""
 
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-        self.arguments: dict[str, Any] = {}
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
 
-    def __getitem__(self, grid: tuple[int, ...]) -> "_Recorder":
-        return self
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self.arguments = dict(zip(self.names, args, strict=False)) | kwargs
+    def get_current_device(self) -> int:
+        return self.capability  # a cache of kernels belongs to a device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class _Compiler:
+    """Stands in for a kernel: compiles it where it would be launched, and keeps what came of it."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.made: Any = None
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def compile_it(*args: Any, **kwargs: Any) -> None:
+            self.made = self.kernel.warmup(*args, grid=grid, **kwargs)
+
+        return compile_it
 
 
 def compiled(call: AttentionCall, capability: int) -> Compiled:
     """The attention kernel of this call, for a GPU of this capability."""
-    recorder = _Recorder(triton_kernels.attend.arg_names)
+    attend = _Compiler(triton_kernels.attend)
     with (
-        patch.object(triton_kernels, "attend", recorder),
-        patch.object(triton_states, "merge_splits", _Recorder([])),
+        patch.object(driver, "_active", _Absent(capability)),
+        patch.object(triton_kernels, "attend", attend),
+        patch.object(triton_states, "merge_splits", _Compiler(triton_states.merge_splits)),
     ):
         triton_attention.paged_attention(call)
-    made = triton.compile(
-        _source(triton_kernels.attend, recorder.arguments),
-        target=GPUTarget("cuda", capability, 32),
-        options={name: recorder.arguments[name] for name in _OPTIONS},
-    )
-    return _look(made.asm["cubin"], made.metadata.shared)
-
-
-def _source(kernel: Any, arguments: dict[str, Any]) -> Any:
-    signature: dict[str, Any] = {}
-    constants: dict[str, Any] = {}
-    attributes: dict[tuple[int, ...], Any] = {}
-    for index, parameter in enumerate(kernel.params):
-        value = arguments[parameter.name]
-        if parameter.is_constexpr or value is None:
-            signature[parameter.name], constants[parameter.name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = _TYPES[value.dtype]
-            attributes[(index,)] = _DIVISIBLE
-        elif isinstance(value, tuple):
-            signature[parameter.name] = ("i32",) * len(value)
-            attributes |= {
-                (index, place): _DIVISIBLE for place, each in enumerate(value) if each % 16 == 0
-            }
-        else:
-            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-            if isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize:
-                attributes[(index,)] = _DIVISIBLE
-    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return _look(attend.made.asm["cubin"], attend.made.metadata.shared)
 
 
 def _look(cubin: bytes, shared: int) -> Compiled:
