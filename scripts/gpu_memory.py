@@ -60,12 +60,12 @@ def _two_processes() -> Check:
     torch.cuda.synchronize()
     command = [sys.executable, "-c", _OTHER_PROCESS, memory.export().hex(), str(SHARED_NBYTES)]
     try:
-        other = subprocess.run(command, capture_output=True, text=True, timeout=45, check=False)
+        other = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         if other.returncode:
             return report.holds(name, False, other.stderr.strip().rpartition("\n")[2])
         return report.holds(name, torch.equal(second, 250 - first), "its bytes are not here")
     except subprocess.TimeoutExpired:
-        return report.holds(name, False, "the other process took more than 45 s")
+        return report.holds(name, False, "the other process took more than 30 s")
     finally:
         del first, second
         memory.close()
