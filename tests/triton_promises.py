@@ -63,6 +63,23 @@ def runs_repeat_to_the_bit() -> None:
         assert torch.equal(attend(call), first)
 
 
+def calls_on_two_streams_do_not_disturb_each_other() -> None:
+    batches = [make_call("cuda", [(5000, 1), (n, 1)], dtype=torch.bfloat16) for n in (70, 3000)]
+    expected = [attend(call).clone() for call in batches]
+    torch.cuda.synchronize()
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    for _ in range(50):
+        for call in batches:
+            call.out.zero_()
+        torch.cuda.synchronize()
+        for call, stream in zip(batches, streams, strict=True):
+            with torch.cuda.stream(stream):
+                attend(call)
+        torch.cuda.synchronize()
+        for call, right in zip(batches, expected, strict=True):
+            assert torch.equal(call.out, right)
+
+
 def block_ids_out_of_range_are_refused_in_checked_mode() -> None:
     call = make_call("cuda", [(40, 1)])
     call.block_table[0, 1], call.block_table[0, 2] = 2**31 - 1, -5
@@ -99,6 +116,7 @@ PROMISES: tuple[Callable[[], None], ...] = (
     a_captured_decode_follows_lengths,
     a_captured_mixed_batch_follows_lengths,
     runs_repeat_to_the_bit,
+    calls_on_two_streams_do_not_disturb_each_other,
     block_ids_out_of_range_are_refused_in_checked_mode,
     slots_out_of_range_are_skipped_and_refused_in_checked_mode,
 )
