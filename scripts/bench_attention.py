@@ -26,7 +26,7 @@ DECODE = Workload()
 
 @dataclass(frozen=True)
 class Check:
-    """`ratio` is ours to the other's, so that a bar is a least value, or with `at_most` a largest."""
+    """`ratio` is ours to the other's; a bar is its least value, or with `at_most` its largest."""
 
     check: str
     ours: float

@@ -36,14 +36,14 @@ def contiguous(workload: Workload) -> Call:
 def gathered(paged: Paged) -> Call:
     """Copy a batch's blocks into buffers that are kept, then SDPA."""
     w = paged.workload
-    width = paged.tables.shape[2]
+    tables = torch.stack(paged.tables).long()
+    width = tables.shape[2]
     rows = paged.pool.view(-1, w.block_size * w.dim)  # one of each (block, K or V, head)
     heads = torch.arange(w.kv_heads)[:, None]
     # [sets, 2, B, Hkv, width]
-    index = (paged.tables.long()[:, None, :, None, :] * 2 + torch.arange(2).view(1, 2, 1, 1, 1)) * (
-        w.kv_heads
-    ) + heads
-    index = index.reshape(len(paged.tables), 2, -1)
+    kinds = torch.arange(2).view(1, 2, 1, 1, 1)
+    index = (tables[:, None, :, None, :] * 2 + kinds) * w.kv_heads + heads
+    index = index.reshape(len(tables), 2, -1)
     buffers = torch.empty(2, index.shape[2], rows.shape[1], dtype=rows.dtype)
     k, v = buffers.view(2, w.batch, w.kv_heads, width * w.block_size, w.dim)
     q = paged.q.view(w.batch, w.kv_heads, -1, w.dim)

@@ -1,4 +1,4 @@
-"""Attention workloads to measure: a pool on huge pages, larger than any cache, and its block tables.
+"""Attention workloads to measure: a pool on huge pages, larger than any cache, and block tables.
 
 A pool's blocks are [2 (K, V), Hkv, block_size, D] in memory, as an engine's are. Every call of a
 workload attends to other blocks than the one before, in random order, so each is cold.
@@ -92,10 +92,11 @@ class Paged:
         numbers = fill(w)
         self.num_blocks = len(numbers) // block
         self.pool = numbers[: self.num_blocks * block].view(self.num_blocks, *shape)
+        self.k_cache, self.v_cache = self.pool[:, 0], self.pool[:, 1]
         order = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(1)).int()
         width = -(-w.context // w.block_size)
         sets = self.num_blocks // (w.batch * width)
-        self.tables = order[: sets * w.batch * width].view(sets, w.batch, width)
+        self.tables = order[: sets * w.batch * width].view(sets, w.batch, width).unbind()
         self.q = torch.randn(w.batch * w.queries, w.heads, w.dim).to(w.dtype)
         self.out = torch.empty_like(self.q)
         self.lengths = torch.full((w.batch,), w.context, dtype=torch.int32)
@@ -108,9 +109,8 @@ class Paged:
     def call(self, i: int) -> None:
         w = self.workload
         torch.ops.tierd.paged_attention(
-            self.out, None, self.q, self.pool[:, 0], self.pool[:, 1],
-            self.tables[i % len(self.tables)], self.lengths, self.starts, w.queries, w.dim**-0.5,
-            **self.scales,
+            self.out, None, self.q, self.k_cache, self.v_cache, self.tables[i % len(self.tables)],
+            self.lengths, self.starts, w.queries, w.dim**-0.5, **self.scales,
         )  # fmt: skip
 
 

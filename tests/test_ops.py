@@ -243,7 +243,7 @@ def test_the_backend_can_be_seen_and_forced() -> None:
     assert ops.backend() == default
     ops.set_backend("reference")
     assert ops.backend() == "reference"
-    with pytest.raises(ValueError, match="backend must be one of .*torch, reference or None"):
+    with pytest.raises(ValueError, match=r"backend must be one of .*torch, reference or None"):
         ops.set_backend("magic")
     ops.set_backend(None)
     assert ops.backend() == default

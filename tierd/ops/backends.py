@@ -36,9 +36,9 @@ def set_backend(name: str | None) -> None:
 
 def attend(call: AttentionCall) -> None:
     """Run the call on its backend."""
-    if _forced is not None:
-        _BACKENDS[_forced](call)
-    elif cpp.can(call):
-        cpp.paged_attention(call)
-    else:
-        torch_cpu.paged_attention(call)
+    name = _forced
+    if name is None:
+        name = "cpp" if cpp.can(call) else "torch"
+    elif name == "cpp" and not cpp.can(call):
+        raise ValueError(f"backend cpp is forced, but head sizes must be {cpp.HEAD_DIMS}")
+    _BACKENDS[name](call)

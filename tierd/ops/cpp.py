@@ -23,6 +23,7 @@ from tierd.ops.values import checked_sequences
 
 ISAS = ("best", "generic", "avx2", "avx512", "avx512bf16")
 MAX_HEAD_DIM = 512
+HEAD_DIMS = f"multiples of 16 up to {MAX_HEAD_DIM}"
 
 _NAME = "_paged_attention.so"
 _DTYPES = {
@@ -72,22 +73,25 @@ def isa() -> str | None:
 def set_isa(name: str | None) -> None:
     """Force an instruction set, or go back to the best; ValueError if it is not there."""
     global _isa
-    old, _isa = _isa, ISAS.index(name or "best")
-    if isa() is None:
+    wanted = name or "best"
+    old = _isa
+    if wanted in ISAS:
+        _isa = ISAS.index(wanted)
+    if wanted not in ISAS or isa() is None:
         _isa = old
         raise ValueError(f"no kernel for {name} here")
 
 
 def can(call: AttentionCall) -> bool:
     """Whether the library is there and knows the call's head sizes."""
-    dims = (call.q.shape[2], call.v_cache.shape[3])
-    return _library is not None and all(dim % 16 == 0 and dim <= MAX_HEAD_DIM for dim in dims)
+    dim, v_dim = call.q.shape[2], call.v_cache.shape[3]
+    known = dim % 16 == 0 and v_dim % 16 == 0 and dim <= MAX_HEAD_DIM and v_dim <= MAX_HEAD_DIM
+    return known and _library is not None
 
 
 def paged_attention(call: AttentionCall) -> None:
-    """Fill the call's out and lse."""
-    if _library is None or not can(call):
-        raise ValueError(f"cpp: head sizes must be multiples of 16 up to {MAX_HEAD_DIM}")
+    """Fill the out and lse of a call that `can` accepts."""
+    assert _library is not None, "there is no library to call"
     status = _library.tierd_paged_attention(_packed(call))
     if status == _DONE:
         return

@@ -13,6 +13,7 @@ from tierd.ops.quantised import whole_scale
 from tierd.ops.values import checked_sequences
 
 
+@torch.no_grad()
 def paged_attention(call: AttentionCall) -> None:
     """Fill the call's out and lse, computed in float32."""
     checked_sequences(call)

@@ -44,8 +44,7 @@ def _paged_attention_cpu(*args: Any, **kwargs: Any) -> None:
     arguments.check_call(call)
     if torch.is_grad_enabled() and call.q.requires_grad:
         raise RuntimeError("paged_attention has no backward: call it under torch.no_grad()")
-    with torch.no_grad():
-        backends.attend(call)
+    backends.attend(call)
 
 
 def _write_kv_fake(

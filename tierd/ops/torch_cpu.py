@@ -29,6 +29,7 @@ _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _scratch = Scratch()
 
 
+@torch.no_grad()
 def paged_attention(call: AttentionCall) -> None:
     """Fill the call's out and lse."""
     batch = checked_sequences(call)

@@ -5,7 +5,7 @@
 // lane and step, at twice the rate:
 //   BfloatPairs   bf16 caches; q and the weights are rounded to bf16, sums are floats.
 //   IntegerPairs  int8 caches; q and the weights become 16-bit fixed point, a scale per row, which
-//                 is finer than bf16; sums are exact, at most 2^14 * 2^15 * D / ... < 2^31.
+//                 is finer than bf16; sums are exact, below 2^7 * 2^15 * 512 = 2^31.
 #pragma once
 #include "tile.h"
 
@@ -16,7 +16,7 @@ constexpr int kRows = 4;
 
 // Weights and scores of a row tile, [row][token].
 struct alignas(64) Scores {
-  float at[kRows][kTile];
+  float at[kRows][kMaxTile];
 };
 
 // Keys or values of one head of a tile.
@@ -28,17 +28,20 @@ template <class Element> struct Tokens {
   const Element* row(int i) const { return base + offset[i]; }
 };
 
+// Tokens of a tile: one head's keys and values, and the next one's, fit the first-level cache.
+template <class Element> constexpr int tile_size() { return sizeof(Element) == 1 ? 64 : 32; }
+
 // Of the time of a tile, in eighths: how long each step takes, to spread the fetching by.
 constexpr int kDotTime = 3, kWeighTime = 1, kAddTime = 4;
 
 // scores[r][i] = q[r] . k[i] for all tokens of a tile. kLanes sums are kept in registers, of R rows
 // and kLanes / R tokens; then they are folded to one vector together.
 template <class Kind, int R>
-inline void dot_keys(Scores& scores, const typename Kind::Query* q, int count,
+inline void dot_keys(Scores& scores, const typename Kind::Query* q,
                      const Tokens<typename Kind::Element>& keys, Ahead& ahead) {
-  constexpr int kTokens = kLanes / R;
-  const int portion = ahead.portion(kDotTime, count / kTokens);
-  for (int first = 0; first < count; first += kTokens) {
+  constexpr int kTokens = kLanes / R, kCount = tile_size<typename Kind::Element>();
+  const int portion = ahead.portion(kDotTime, kCount / kTokens);
+  for (int first = 0; first < kCount; first += kTokens) {
     typename Kind::Sums sum[kLanes];
     const typename Kind::Element* k[kTokens];
 #pragma GCC unroll 16
@@ -89,12 +92,12 @@ template <class Stored> struct Singles {
   }
 
   template <int R, int N>
-  static void add_columns(float* values, const Scores& weights, int count, int d,
+  static void add_columns(float* values, const Scores& weights, int d,
                           const Tokens<Stored>& tokens, Ahead& ahead, int portion) {
     Floats sum[R][N];
     for (int r = 0; r < R; r++)
       for (int j = 0; j < N; j++) sum[r][j] = load(values + r * tokens.dim + d + j * kLanes);
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < tile_size<Stored>(); i++) {
       const Stored* v = tokens.row(i) + d;
       ahead.fetch(portion);
       Floats x[N];
@@ -112,15 +115,15 @@ template <class Stored> struct Singles {
 
   // values[r] += weights[r] . v, as many columns at a time as there are registers for.
   template <int R>
-  static void add_values(float* values, const Scores& weights, int count,
+  static void add_values(float* values, const Scores& weights,
                          const Tokens<Stored>& tokens, Ahead& ahead) {
     constexpr int kColumns = kLanes == 16 ? 4 : 2;
-    const int portion = ahead.portion(kAddTime, count * tokens.dim / (kColumns * kLanes));
+    const int portion = ahead.portion(kAddTime, tile_size<Stored>() * tokens.dim / (kColumns * kLanes));
     int d = 0;
     for (; d + kColumns * kLanes <= tokens.dim; d += kColumns * kLanes)
-      add_columns<R, kColumns>(values, weights, count, d, tokens, ahead, portion);
+      add_columns<R, kColumns>(values, weights, d, tokens, ahead, portion);
     for (; d < tokens.dim; d += kLanes)
-      add_columns<R, 1>(values, weights, count, d, tokens, ahead, portion);
+      add_columns<R, 1>(values, weights, d, tokens, ahead, portion);
   }
 };
 
@@ -162,15 +165,13 @@ template <class Kind, class Stored> struct Pairs {
   static constexpr bool kInterleaved = true;
 
   template <int R, int N>  // N vectors of kWidth columns
-  static void add_columns(float* values, const Ints (*weights)[kTile / 2], const float* factor,
-                          int count, int d, const Tokens<Stored>& tokens, Ahead& ahead, int portion) {
+  static void add_columns(float* values, const uint32_t (*weights)[kMaxTile / 2], const float* factor,
+                          int d, const Tokens<Stored>& tokens, Ahead& ahead, int portion) {
     typename Kind::Sums sum[R][2 * N];
     for (int r = 0; r < R; r++)
       for (int j = 0; j < 2 * N; j++)
         sum[r][j] = Kind::begin(values + r * tokens.dim + d + j * kLanes);
-    const uint32_t* pair[R];
-    for (int r = 0; r < R; r++) pair[r] = (const uint32_t*)weights[r];
-    for (int i = 0; i < count; i += 2) {
+    for (int i = 0; i < tile_size<Stored>(); i += 2) {
       const Stored *even = tokens.row(i) + d, *odd = tokens.row(i + 1) + d;
       ahead.fetch(portion);
       Ints x[2 * N];
@@ -184,7 +185,7 @@ template <class Kind, class Stored> struct Pairs {
       for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int j = 0; j < 2 * N; j++)
-          sum[r][j] = Kind::dot(sum[r][j], Ints{} + (int32_t)pair[r][i / 2], x[j]);
+          sum[r][j] = Kind::dot(sum[r][j], Ints{} + (int32_t)weights[r][i / 2], x[j]);
     }
     for (int r = 0; r < R; r++)
       for (int j = 0; j < 2 * N; j++)
@@ -192,18 +193,18 @@ template <class Kind, class Stored> struct Pairs {
   }
 
   template <int R>
-  static void add_values(float* values, const Scores& weights, int count,
+  static void add_values(float* values, const Scores& weights,
                          const Tokens<Stored>& tokens, Ahead& ahead) {
     constexpr int kVectors = kLanes == 16 ? 2 : 1;
-    const int portion = ahead.portion(kAddTime, count / 2 * tokens.dim / (kVectors * kWidth));
-    Ints pairs[R][kTile / 2];
+    const int portion = ahead.portion(kAddTime, tile_size<Stored>() / 2 * tokens.dim / (kVectors * kWidth));
+    alignas(64) uint32_t pairs[R][kMaxTile / 2];
     float factor[R];
-    for (int r = 0; r < R; r++) factor[r] = Kind::pair_up((uint32_t*)pairs[r], weights.at[r]);
+    for (int r = 0; r < R; r++) factor[r] = Kind::pair_up(pairs[r], weights.at[r]);
     int d = 0;
     for (; d + kVectors * kWidth <= tokens.dim; d += kVectors * kWidth)
-      add_columns<R, kVectors>(values, pairs, factor, count, d, tokens, ahead, portion);
+      add_columns<R, kVectors>(values, pairs, factor, d, tokens, ahead, portion);
     for (; d < tokens.dim; d += kWidth)
-      add_columns<R, 1>(values, pairs, factor, count, d, tokens, ahead, portion);
+      add_columns<R, 1>(values, pairs, factor, d, tokens, ahead, portion);
   }
 };
 
@@ -230,10 +231,10 @@ struct IntegerPairs : Pairs<IntegerPairs, int8_t> {
 
   static float pair_up(uint32_t* to, const float* weights) {
     Floats most = {};
-    for (int i = 0; i < kTile; i += kLanes) most = larger(load(weights + i), most);
+    for (int i = 0; i < tile_size<int8_t>(); i += kLanes) most = larger(load(weights + i), most);
     const float top = largest(most);
     const Floats inverse = splat(top > 0 ? 32767 / top : 0);
-    for (int i = 0; i < kTile; i += kLanes) {
+    for (int i = 0; i < tile_size<int8_t>(); i += kLanes) {
       const Ints x = rounded(load(weights + i) * inverse);
       store_bits((uint16_t*)to + i, __builtin_convertvector((Words)x, Halves));
     }
@@ -265,7 +266,7 @@ struct BfloatPairs : Pairs<BfloatPairs, Bfloat16> {
   }
 
   static float pair_up(uint32_t* to, const float* weights) {
-    for (int i = 0; i < kTile; i += kLanes)
+    for (int i = 0; i < tile_size<Bfloat16>(); i += kLanes)
       store_bits((uint16_t*)to + i, (__m256i)_mm512_cvtneps_pbh((__m512)load(weights + i)));
     return 1;
   }

@@ -39,6 +39,7 @@ inline void make_row(Row& row, const Arguments& a, const Item& item, const RowPl
 }
 
 // Scores, in place, from the dot products of a row: everything that is done to them by position.
+template <int kTile>
 inline void score_row(const Arguments& a, const Row& row, const Tile& tile, const float* k_scale,
                       float* s) {
   const bool all_seen = tile.first >= row.keys.first && tile.first + tile.count <= row.keys.last &&
@@ -59,6 +60,7 @@ inline void score_row(const Arguments& a, const Row& row, const Tile& tile, cons
 
 // One step of the online softmax: scores to weights exp(score - max), in place. Returns what the
 // sums so far must be multiplied by.
+template <int kTile>
 inline float weigh_row(Row& row, float* s) {
   Floats most = splat(-INFINITY);
   for (int i = 0; i < kTile; i += kLanes) most = larger(load(s + i), most);
@@ -84,12 +86,13 @@ inline void attend_rows(const Arguments& a, const Tile& tile, const Scales* scal
                         const typename Kind::Query* query, float* values,
                         const Tokens<typename Kind::Element>& keys,
                         const Tokens<typename Kind::Element>& tokens, Ahead& ahead) {
+  constexpr int kTile = tile_size<typename Kind::Element>();
   Scores scores;
-  dot_keys<Kind, R>(scores, query, kTile, keys, ahead);
+  dot_keys<Kind, R>(scores, query, keys, ahead);
   for (int r = 0; r < R; r++) {
     float* s = scores.at[r];
-    score_row(a, rows[r], tile, scales ? scales->k : nullptr, s);
-    const float decay = weigh_row(rows[r], s);
+    score_row<kTile>(a, rows[r], tile, scales ? scales->k : nullptr, s);
+    const float decay = weigh_row<kTile>(rows[r], s);
     ahead.fetch(ahead.portion(kWeighTime, R));
     if (decay != 1)
       for (int d = 0; d < a.v_dim; d += kLanes)
@@ -97,7 +100,7 @@ inline void attend_rows(const Arguments& a, const Tile& tile, const Scales* scal
     if (scales)
       for (int i = 0; i < kTile; i += kLanes) store(s + i, load(s + i) * load(scales->v + i));
   }
-  Kind::template add_values<R>(values, scores, kTile, tokens, ahead);
+  Kind::template add_values<R>(values, scores, tokens, ahead);
 }
 
 template <class Kind>
@@ -151,6 +154,7 @@ template <class Kind>
 void few_rows(const Arguments& a, const Item& item, const Item* then, const Scratch& scratch) {
   using Element = typename Kind::Element;
   using Query = typename Kind::Query;
+  constexpr int kTile = tile_size<Element>();
   const int32_t padded = padded_rows(item);
   const FewRows w = begin_rows<Kind>(a, item, scratch.workspace);
   Tile tiles[2];
@@ -158,7 +162,7 @@ void few_rows(const Arguments& a, const Item& item, const Item* then, const Scra
   Ahead ahead;
   int current = 0;
   if (item.keys.first < item.keys.last)
-    fill(tiles[0], a, item.sequence, item.keys.first, item.keys.last);
+    fill(tiles[0], a, item.sequence, item.keys.first, item.keys.last, kTile);
   for (int32_t first = item.keys.first; first < item.keys.last; first += kTile) {
     const Tile& tile = tiles[current];
     Tile& next = tiles[current ^= 1];
@@ -166,13 +170,13 @@ void few_rows(const Arguments& a, const Item& item, const Item* then, const Scra
     const Item* owner = is_last ? then : &item;  // of the next tile
     if (owner) {
       const int32_t next_first = is_last ? then->keys.first : first + kTile;
-      fill(next, a, owner->sequence, next_first, owner->keys.last);
+      fill(next, a, owner->sequence, next_first, owner->keys.last, kTile);
     }
     for (int32_t h = item.first_head; h < item.last_head; h++) {
       if (owner) ahead.list(a, next, *owner, sizeof(Element), h - item.first_head);
       const Tokens<Element> keys{(const Element*)a.k + h * a.k_head, tile.k, a.head_dim};
       const Tokens<Element> values{(const Element*)a.v + h * a.v_head, tile.v, a.v_dim};
-      if (a.k_scale) scales.gather(a, tile, h);
+      if (a.k_scale) scales.gather(a, tile, h, kTile);
       const int64_t row = (int64_t)(h - item.first_head) * padded;
       attend_head<Kind>(a, tile, a.k_scale ? &scales : nullptr, padded, w.rows + row,
                         (const Query*)w.query + row * a.head_dim, w.values + row * a.v_dim, keys,

@@ -115,9 +115,9 @@ template <class Kind> struct ManyRows {
   float *max, *sum, *decay, *slope;         // [rows]
   int32_t *position, *first_key, *last_key;  // [rows]
   typename Kind::Unit* query;                // [D / kPacked][rows]
-  float* scores;                             // [kTile][rows]
-  typename Kind::Unit* weights;              // [kTile / kPacked][rows]
-  typename Kind::Unit* tokens;               // [kTile][D / kPacked], or [kTile / kPacked][Dv]
+  float* scores;                             // [kMaxTile][rows]
+  typename Kind::Unit* weights;              // [kMaxTile / kPacked][rows]
+  typename Kind::Unit* tokens;               // [kMaxTile][D / kPacked], or [kMaxTile / kPacked][Dv]
   float* values;                             // [Dv][rows]
   Keys all_seen;  // keys seen by all rows
 
@@ -133,15 +133,15 @@ template <class Kind> struct ManyRows {
     position = (int32_t*)take(width), first_key = (int32_t*)take(width);
     last_key = (int32_t*)take(width);
     query = (typename Kind::Unit*)take(a.head_dim * width);
-    scores = take(kTile * width);
-    weights = (typename Kind::Unit*)take(kTile * width);
-    tokens = (typename Kind::Unit*)take(kTile * larger(a.head_dim, a.v_dim));
+    scores = take(kMaxTile * width);
+    weights = (typename Kind::Unit*)take(kMaxTile * width);
+    tokens = (typename Kind::Unit*)take(kMaxTile * larger(a.head_dim, a.v_dim));
     values = take(a.v_dim * width);
   }
 
   static int64_t nbytes(const Arguments& a) {
-    const int64_t per_row = 7 + a.head_dim + 2 * kTile + a.v_dim;
-    return sizeof(float) * (kRowTile * per_row + kTile * larger(a.head_dim, a.v_dim) + 16 * 16);
+    const int64_t per_row = 7 + a.head_dim + 2 * kMaxTile + a.v_dim;
+    return sizeof(float) * (kRowTile * per_row + kMaxTile * larger(a.head_dim, a.v_dim) + 16 * 16);
   }
 };
 
@@ -205,7 +205,7 @@ inline void weigh(ManyRows<Kind>& w, const Arguments& a, const Tile& tile, const
     const Floats decay = exponential(old - max);
     store(w.decay + row, decay);
     Floats sum = load(w.sum + row) * decay;
-    for (int i = 0; i < kTile; i += Kind::kPacked) {
+    for (int i = 0; i < kMaxTile; i += Kind::kPacked) {
       Floats weight[2] = {};
       for (int j = 0; j < Kind::kPacked && i + j < tile.count; j++) {
         weight[j] = exponential(load(s + (i + j) * w.width) - max);
@@ -264,11 +264,11 @@ void many_rows(const Arguments& a, const Item& item, const Scratch& scratch) {
     int current = 0;
     if (item.keys.first < item.keys.last)
       fill(tiles[0], a, item.sequence, item.keys.first, item.keys.last);
-    for (int32_t first = item.keys.first; first < item.keys.last; first += kTile) {
+    for (int32_t first = item.keys.first; first < item.keys.last; first += kMaxTile) {
       const Tile& tile = tiles[current];
       Tile& next = tiles[current ^= 1];
-      const bool is_last = first + kTile >= item.keys.last;
-      if (!is_last) fill(next, a, item.sequence, first + kTile, item.keys.last);
+      const bool is_last = first + kMaxTile >= item.keys.last;
+      if (!is_last) fill(next, a, item.sequence, first + kMaxTile, item.keys.last);
       attend_tile<Kind, Stored>(w, a, head, tile, is_last ? nullptr : &next);
     }
     end_head(w, a, item, scratch, head);

@@ -6,22 +6,23 @@
 namespace tierd {
 namespace TIERD_ISA {
 
-constexpr int kTile = 32;  // tokens: one head's K and V, and the next one's, fit the first-level cache
+constexpr int kMaxTile = 64;  // tokens, at most
 
 struct Tile {
   int32_t first, count;
-  int32_t num_runs, run[kTile + 1];  // tokens of one block: run[r] up to run[r + 1]
-  int64_t k[kTile], v[kTile];  // element offsets, without the head's
-  int64_t k_scale[kTile], v_scale[kTile];
+  int32_t num_runs, run[kMaxTile + 1];  // tokens of one block: run[r] up to run[r + 1]
+  int64_t k[kMaxTile], v[kMaxTile];  // element offsets, without the head's
+  int64_t k_scale[kMaxTile], v_scale[kMaxTile];
 
   int run_length(int r) const { return run[r + 1] - run[r]; }
 };
 
 // Past the last token the tile repeats it, so that kernels may read whole vectors of tokens.
-inline void fill(Tile& tile, const Arguments& a, const Sequence& s, int32_t first, int32_t last) {
+inline void fill(Tile& tile, const Arguments& a, const Sequence& s, int32_t first, int32_t last,
+                 int size = kMaxTile) {
   const int32_t* table = a.block_table + s.index * a.table_row;
   tile.first = first;
-  tile.count = smaller(last - first, kTile);
+  tile.count = smaller(last - first, size);
   int32_t column = first / a.block_size, slot = first % a.block_size;
   tile.num_runs = 0;
   for (int i = 0; i < tile.count; column++, slot = 0) {
@@ -38,7 +39,7 @@ inline void fill(Tile& tile, const Arguments& a, const Sequence& s, int32_t firs
     }
   }
   tile.run[tile.num_runs] = tile.count;
-  for (int i = tile.count, last_one = tile.count - 1; i < kTile; i++) {
+  for (int i = tile.count, last_one = tile.count - 1; i < size; i++) {
     tile.k[i] = tile.k[last_one];
     tile.v[i] = tile.v[last_one];
     tile.k_scale[i] = tile.k_scale[last_one];
@@ -48,12 +49,21 @@ inline void fill(Tile& tile, const Arguments& a, const Sequence& s, int32_t firs
 
 // The scales of one head's tokens of a tile.
 struct Scales {
-  alignas(64) float k[kTile], v[kTile];
+  alignas(64) float k[kMaxTile], v[kMaxTile];
 
-  void gather(const Arguments& a, const Tile& tile, int32_t head) {
-    for (int i = 0; i < kTile; i++) {
-      k[i] = a.k_scale[tile.k_scale[i] + head * a.k_scale_head];
-      v[i] = a.v_scale[tile.v_scale[i] + head * a.v_scale_head];
+  void gather(const Arguments& a, const Tile& tile, int32_t head, int size = kMaxTile) {
+    gather(k, a.k_scale + head * a.k_scale_head, tile.k_scale, a.k_scale_slot, tile, size);
+    gather(v, a.v_scale + head * a.v_scale_head, tile.v_scale, a.v_scale_slot, tile, size);
+  }
+
+ private:
+  static void gather(float* to, const float* from, const int64_t* offset, int64_t slot_stride,
+                     const Tile& tile, int size) {
+    for (int i = tile.count; i < size; i++) to[i] = from[offset[i]];
+    for (int run = 0; run < tile.num_runs; run++) {
+      const int first = tile.run[run], last = tile.run[run + 1];
+      const float one = from[offset[first]];
+      for (int i = first; i < last; i++) to[i] = slot_stride ? from[offset[i]] : one;
     }
   }
 };
@@ -70,6 +80,7 @@ class Ahead {
     const int heads = item.last_head - item.first_head;
     nbytes_ = (int64_t)larger(a.head_dim, a.v_dim) * element_nbytes;
     count_ = next_ = credit_ = 0;
+    byte_ = 0;
     int run = 0, row = step * 2 * tile.count;  // of 2 * heads times the tile's tokens
     for (; row >= 2 * heads * tile.run_length(run); run++) row -= 2 * heads * tile.run_length(run);
     while (count_ < 2 * tile.count) {
@@ -86,17 +97,22 @@ class Ahead {
   }
 
   // What to pass to `fetch` in each of `times` calls, to have `eighths` of the list fetched.
-  int portion(int eighths, int times) const { return (count_ << 10) * eighths / times; }
+  int portion(int eighths, int times) const {
+    return count_ * (int)((nbytes_ + kPiece - 1) / kPiece) * eighths * (kOnePiece / 8) / times;
+  }
 
   void fetch(int portion) {
-    for (credit_ += portion; credit_ >= kOneRow && next_ < count_; credit_ -= kOneRow)
-      prefetch(row_[next_++], nbytes_);
+    for (credit_ += portion; credit_ >= kOnePiece && next_ < count_; credit_ -= kOnePiece) {
+      prefetch(row_[next_] + byte_, kPiece);
+      byte_ += kPiece;
+      if (byte_ >= nbytes_) byte_ = 0, next_++;
+    }
   }
 
  private:
-  static constexpr int kOneRow = 8 << 10;
-  const char* row_[2 * kTile];
-  int64_t nbytes_ = 0;
+  static constexpr int kPiece = 64, kOnePiece = 1 << 10;
+  const char* row_[2 * kMaxTile];
+  int64_t nbytes_ = 0, byte_ = 0;
   int count_ = 0, next_ = 0, credit_ = 0;
 };
 
