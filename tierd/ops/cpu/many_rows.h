@@ -68,7 +68,8 @@ template <class Unit> struct Left {
 };
 
 // result[i][rows] = decay[rows] * result[i][rows] + left[i][0..depth) . right[0..depth)[rows], for
-// kHeight values of i and N vectors of rows. Without decay, the result so far counts as 0.
+// kHeight values of i and N vectors of rows. Without decay, the result so far counts as 0. A tile's
+// sum begins at 0 and is added once, so its rounding does not grow with the number of tiles.
 template <class Kind, int N>
 inline void multiply_block(float* result, const float* decay, const Left<typename Kind::Unit>& left,
                            const typename Kind::Unit* right, int depth, int width) {
@@ -76,8 +77,7 @@ inline void multiply_block(float* result, const float* decay, const Left<typenam
 #pragma GCC unroll 4
   for (int i = 0; i < kHeight; i++)
 #pragma GCC unroll 4
-    for (int j = 0; j < N; j++)
-      sum[i][j] = decay ? load(result + i * width + j * kLanes) * load(decay + j * kLanes) : Floats{};
+    for (int j = 0; j < N; j++) sum[i][j] = Floats{};
   const typename Kind::Unit* a = left.base;
   for (int k = 0; k < depth; k++, a += left.column, right += width) {
     Floats b[N];
@@ -91,7 +91,10 @@ inline void multiply_block(float* result, const float* decay, const Left<typenam
 #pragma GCC unroll 4
   for (int i = 0; i < kHeight; i++)
 #pragma GCC unroll 4
-    for (int j = 0; j < N; j++) store(result + i * width + j * kLanes, sum[i][j]);
+    for (int j = 0; j < N; j++) {
+      float* to = result + i * width + j * kLanes;
+      store(to, decay ? load(to) * load(decay + j * kLanes) + sum[i][j] : sum[i][j]);
+    }
 }
 
 template <class Kind>
@@ -204,7 +207,7 @@ inline void weigh(ManyRows<Kind>& w, const Arguments& a, const Tile& tile, const
     max = where(max == splat(-INFINITY), Floats{}, max);
     const Floats decay = exponential(old - max);
     store(w.decay + row, decay);
-    Floats sum = load(w.sum + row) * decay;
+    Floats sum = {};
     for (int i = 0; i < kMaxTile; i += Kind::kPacked) {
       Floats weight[2] = {};
       for (int j = 0; j < Kind::kPacked && i + j < tile.count; j++) {
@@ -214,7 +217,7 @@ inline void weigh(ManyRows<Kind>& w, const Arguments& a, const Tile& tile, const
       }
       Kind::put_weights(w.weights + i / Kind::kPacked * w.width + row, weight[0], weight[1]);
     }
-    store(w.sum + row, sum);
+    store(w.sum + row, load(w.sum + row) * decay + sum);
   }
 }
 
