@@ -80,7 +80,8 @@ def tile_of(num_rows: int, dims: int, is_float32: bool, is_quantised: bool) -> T
     """
     keys = 32 if dims > 256 or is_float32 else 64
     if num_rows <= 16 or (is_float32 and dims > 256):
-        return Tile(16, keys, num_warps=4, max_registers=255 if is_quantised else None)
+        spills = is_quantised and dims <= 128
+        return Tile(16, keys, num_warps=4, max_registers=255 if spills else None)
     if is_float32:
         return Tile(32, keys, num_warps=4)
     if num_rows <= 64 or is_quantised or dims > 256:
