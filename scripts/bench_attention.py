@@ -187,7 +187,7 @@ def write(path: str, text: str) -> None:
 
 
 def headline() -> str:
-    pages = "huge pages" if memory()[1] else "4 KiB pages"
+    pages = f"{memory()[1]:.0%} huge pages"
     return (
         f"# {ops.backend()} ({cpp.isa()}), torch {torch.__version__}, threads"
         f" {torch.get_num_threads()}, {pages}, load {os.getloadavg()[0]:.1f}\n\n"

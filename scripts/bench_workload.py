@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-HUGE, MADV_COLLAPSE = 2 << 20, 25
+HUGE, MADV_COLLAPSE, MAP_FIXED = 2 << 20, 25, 0x10
 POOL_NBYTES = 400 << 20
 
 
@@ -48,27 +48,26 @@ class Workload:
 
 
 @cache
-def memory() -> tuple[Tensor, bool]:
-    """The pool's bytes and whether they lie on huge pages, as a tier of shared memory gets them."""
+def memory() -> tuple[Tensor, float]:
+    """The pool's bytes, and the share of them on huge pages: shared memory, as a tier's is."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
-        ctypes.c_long,
-    ]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc.mmap.restype = address
+    libc.mmap.argtypes = [address, size, number, number, number, ctypes.c_long]
+    libc.madvise.argtypes = [address, size, number]
     fd = os.memfd_create("bench")
     os.ftruncate(fd, POOL_NBYTES)
     os.posix_fallocate(fd, 0, POOL_NBYTES)  # there is nothing to collapse in an empty file
-    reserve = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    start = libc.mmap(None, POOL_NBYTES + HUGE, 0, reserve, -1, 0)
+    reserved = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    start = libc.mmap(None, POOL_NBYTES + HUGE, 0, reserved, -1, 0)
     aligned = (start + HUGE - 1) // HUGE * HUGE
-    fixed = 0x10
     readable = mmap.PROT_READ | mmap.PROT_WRITE
-    libc.mmap(aligned, POOL_NBYTES, readable, mmap.MAP_SHARED | fixed, fd, 0)
-    collapsed = libc.madvise(aligned, POOL_NBYTES, MADV_COLLAPSE) == 0
+    libc.mmap(aligned, POOL_NBYTES, readable, mmap.MAP_SHARED | MAP_FIXED, fd, 0)
+    # A page at a time: the kernel gives up where it finds no free one, and others may.
+    pages = range(aligned, aligned + POOL_NBYTES, HUGE)
+    collapsed = sum(libc.madvise(page, HUGE, MADV_COLLAPSE) == 0 for page in pages)
     pool = torch.frombuffer((ctypes.c_char * POOL_NBYTES).from_address(aligned), dtype=torch.uint8)
-    return pool, collapsed
+    return pool, collapsed / len(pages)
 
 
 def fill(workload: Workload) -> Tensor:

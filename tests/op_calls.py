@@ -6,11 +6,12 @@ Shared by the tests of all backends; the truth is `reference` in float64 on the 
 import torch
 from torch import Tensor
 
-from tierd.ops import reference
+from tierd.ops import cpp, reference
 from tierd.ops.call import AttentionCall
 from tierd.ops.quantised import QUANTISED, largest, quantise, whole_scale
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+BACKENDS = [*(["cpp"] if cpp.available() else []), "torch", "reference"]
 LAYERS, LAYER, PADDING = 3, 1, 24
 
 
