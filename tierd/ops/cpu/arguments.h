@@ -10,12 +10,12 @@ enum Dtype : int32_t { kFloat32, kBfloat16, kFloat16, kInt8, kFloat8E4m3, kFloat
 enum Isa : int32_t { kBest, kGeneric, kAvx2, kAvx512, kAvx512Bf16 };
 
 struct Arguments {
-  void* out;                    // [T, Hq, Dv]
-  float* lse;                   // [T, Hq], or null
-  const void* q;                // [T, Hq, D]
-  const void* k;                // [num_blocks, Hkv, block_size, D]
-  const void* v;                // [num_blocks, Hkv, block_size, Dv]
-  const float* k_scale;         // [num_blocks, Hkv, block_size], or null
+  void* out;             // [T, Hq, Dv]
+  float* lse;            // [T, Hq], or null
+  const void* q;         // [T, Hq, D]
+  const void* k;         // [num_blocks, Hkv, block_size, D]
+  const void* v;         // [num_blocks, Hkv, block_size, Dv]
+  const float* k_scale;  // [num_blocks, Hkv, block_size], or null
   const float* v_scale;
   const int32_t* block_table;   // [B, table_width]
   const int32_t* seq_lens;      // [B]

@@ -30,7 +30,8 @@ bool has(Isa isa) {
     case kAvx512Bf16:
       return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
              has(kAvx512);
-    default: return isa == kGeneric;
+    default:
+      return isa == kGeneric;
   }
 #else
   return isa == kGeneric;
@@ -41,11 +42,15 @@ const Kernels* kernels_of(Isa isa) {
   if (!has(isa)) return nullptr;
   switch (isa) {
 #if defined(__x86_64__)
-    case kAvx512Bf16: return &avx512bf16::kernels;
-    case kAvx512: return &avx512::kernels;
-    case kAvx2: return &avx2::kernels;
+    case kAvx512Bf16:
+      return &avx512bf16::kernels;
+    case kAvx512:
+      return &avx512::kernels;
+    case kAvx2:
+      return &avx2::kernels;
 #endif
-    default: return &generic::kernels;
+    default:
+      return &generic::kernels;
   }
 }
 
@@ -108,11 +113,13 @@ class Plan {
     const bool few = num_rows <= kFewRows;
     for (int32_t row = 0; row < num_rows; row += kRowTile) {
       const int32_t last_row = std::min(num_rows, row + kRowTile);
-      Item item = {s, 0, a.num_kv_heads, row, last_row, keys_of(a, s, row, last_row), 0, 1,
-                   num_floats};
+      Item item = {s, 0, a.num_kv_heads, row, last_row, keys_of(a, s, row, last_row),
+                   0, 1, num_floats};
       // One tile of rows is cut along its keys; several are work enough for all threads.
-      if (num_rows <= kRowTile) num_floats += cut(a, item, few ? kFewRowsChunk : kManyRowsChunk);
-      else items_.push_back(item);
+      if (num_rows <= kRowTile)
+        num_floats += cut(a, item, few ? kFewRowsChunk : kManyRowsChunk);
+      else
+        items_.push_back(item);
     }
   }
 

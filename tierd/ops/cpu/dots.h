@@ -20,7 +20,8 @@ struct alignas(64) Scores {
 };
 
 // Keys or values of one head of a tile.
-template <class Element> struct Tokens {
+template <class Element>
+struct Tokens {
   const Element* base;
   const int64_t* offset;
   int dim;
@@ -29,7 +30,10 @@ template <class Element> struct Tokens {
 };
 
 // Tokens of a tile: one head's keys and values, and the next one's, fit the first-level cache.
-template <class Element> constexpr int tile_size() { return sizeof(Element) == 1 ? 64 : 32; }
+template <class Element>
+constexpr int tile_size() {
+  return sizeof(Element) == 1 ? 64 : 32;
+}
 
 // Of the time of a tile, in eighths: how long each step takes, to spread the fetching by.
 constexpr int kDotTime = 3, kWeighTime = 1, kAddTime = 4;
@@ -72,7 +76,8 @@ inline void dot_keys(Scores& scores, const typename Kind::Query* q,
   }
 }
 
-template <class Stored> struct Singles {
+template <class Stored>
+struct Singles {
   using Element = Stored;
   using Query = float;
   using Vector = Floats;
@@ -92,8 +97,8 @@ template <class Stored> struct Singles {
   }
 
   template <int R, int N>
-  static void add_columns(float* values, const Scores& weights, int d,
-                          const Tokens<Stored>& tokens, Ahead& ahead, int portion) {
+  static void add_columns(float* values, const Scores& weights, int d, const Tokens<Stored>& tokens,
+                          Ahead& ahead, int portion) {
     Floats sum[R][N];
     for (int r = 0; r < R; r++)
       for (int j = 0; j < N; j++) sum[r][j] = load(values + r * tokens.dim + d + j * kLanes);
@@ -115,10 +120,11 @@ template <class Stored> struct Singles {
 
   // values[r] += weights[r] . v, as many columns at a time as there are registers for.
   template <int R>
-  static void add_values(float* values, const Scores& weights,
-                         const Tokens<Stored>& tokens, Ahead& ahead) {
+  static void add_values(float* values, const Scores& weights, const Tokens<Stored>& tokens,
+                         Ahead& ahead) {
     constexpr int kColumns = kLanes == 16 ? 4 : 2;
-    const int portion = ahead.portion(kAddTime, tile_size<Stored>() * tokens.dim / (kColumns * kLanes));
+    const int portion =
+        ahead.portion(kAddTime, tile_size<Stored>() * tokens.dim / (kColumns * kLanes));
     int d = 0;
     for (; d + kColumns * kLanes <= tokens.dim; d += kColumns * kLanes)
       add_columns<R, kColumns>(values, weights, d, tokens, ahead, portion);
@@ -133,8 +139,12 @@ template <class Stored> struct Singles {
 inline Ints wide(const int8_t* from) {
   return (Ints)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from));
 }
-inline Ints low_pairs(Ints a, Ints b) { return (Ints)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b); }
-inline Ints high_pairs(Ints a, Ints b) { return (Ints)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b); }
+inline Ints low_pairs(Ints a, Ints b) {
+  return (Ints)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b);
+}
+inline Ints high_pairs(Ints a, Ints b) {
+  return (Ints)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b);
+}
 inline Ints dot_integers(Ints sum, Ints a, Ints b) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
@@ -147,8 +157,12 @@ inline Ints rounded(Floats x) { return (Ints)_mm512_cvtps_epi32((__m512)x); }
 inline Ints wide(const int8_t* from) {
   return (Ints)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from));
 }
-inline Ints low_pairs(Ints a, Ints b) { return (Ints)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b); }
-inline Ints high_pairs(Ints a, Ints b) { return (Ints)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b); }
+inline Ints low_pairs(Ints a, Ints b) {
+  return (Ints)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b);
+}
+inline Ints high_pairs(Ints a, Ints b) {
+  return (Ints)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b);
+}
 inline Ints dot_integers(Ints sum, Ints a, Ints b) {
   return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 }
@@ -158,15 +172,17 @@ inline Ints rounded(Floats x) { return (Ints)_mm256_cvtps_epi32((__m256)x); }
 // What both kinds of pairs share: V rows of two tokens are interleaved, so that a lane holds one
 // column of both. The instructions do that in runs of eight columns, and `values` stays in their
 // order, low vector then high, until `restore_order`.
-template <class Kind, class Stored> struct Pairs {
+template <class Kind, class Stored>
+struct Pairs {
   using Element = Stored;
   using Vector = Ints;
   static constexpr int kWidth = 2 * kLanes;
   static constexpr bool kInterleaved = true;
 
   template <int R, int N>  // N vectors of kWidth columns
-  static void add_columns(float* values, const uint32_t (*weights)[kMaxTile / 2], const float* factor,
-                          int d, const Tokens<Stored>& tokens, Ahead& ahead, int portion) {
+  static void add_columns(float* values, const uint32_t (*weights)[kMaxTile / 2],
+                          const float* factor, int d, const Tokens<Stored>& tokens, Ahead& ahead,
+                          int portion) {
     typename Kind::Sums sum[R][2 * N];
     for (int r = 0; r < R; r++)
       for (int j = 0; j < 2 * N; j++)
@@ -177,7 +193,8 @@ template <class Kind, class Stored> struct Pairs {
       Ints x[2 * N];
 #pragma GCC unroll 2
       for (int j = 0; j < N; j++) {
-        const Ints a = Kind::load_element(even + j * kWidth), b = Kind::load_element(odd + j * kWidth);
+        const Ints a = Kind::load_element(even + j * kWidth),
+                   b = Kind::load_element(odd + j * kWidth);
         x[2 * j] = low_pairs(a, b);
         x[2 * j + 1] = high_pairs(a, b);
       }
@@ -193,10 +210,11 @@ template <class Kind, class Stored> struct Pairs {
   }
 
   template <int R>
-  static void add_values(float* values, const Scores& weights,
-                         const Tokens<Stored>& tokens, Ahead& ahead) {
+  static void add_values(float* values, const Scores& weights, const Tokens<Stored>& tokens,
+                         Ahead& ahead) {
     constexpr int kVectors = kLanes == 16 ? 2 : 1;
-    const int portion = ahead.portion(kAddTime, tile_size<Stored>() / 2 * tokens.dim / (kVectors * kWidth));
+    const int portion =
+        ahead.portion(kAddTime, tile_size<Stored>() / 2 * tokens.dim / (kVectors * kWidth));
     alignas(64) uint32_t pairs[R][kMaxTile / 2];
     float factor[R];
     for (int r = 0; r < R; r++) factor[r] = Kind::pair_up(pairs[r], weights.at[r]);

@@ -52,8 +52,7 @@ inline void score_row(const Arguments& a, const Row& row, const Tile& tile, cons
     const Ints position = lane_numbers() + (tile.first + i);
     if (a.alibi_slopes)
       x += splat(row.slope) * __builtin_convertvector(position - row.position, Floats);
-    if (!all_seen)
-      x = where((position >= row.keys.first) & (position < last), x, splat(-INFINITY));
+    if (!all_seen) x = where((position >= row.keys.first) & (position < last), x, splat(-INFINITY));
     store(s + i, x);
   }
 }
@@ -111,13 +110,17 @@ inline void attend_head(const Arguments& a, const Tile& tile, const Scales* scal
   for (int32_t r = 0; r < num_rows; r += kRows) {
     const typename Kind::Query* q = query + (int64_t)r * a.head_dim;
     float* v = values + (int64_t)r * a.v_dim;
-    if (num_rows - r == 1) attend_rows<Kind, 1>(a, tile, scales, rows + r, q, v, keys, tokens, ahead);
-    else if (num_rows - r == 2) attend_rows<Kind, 2>(a, tile, scales, rows + r, q, v, keys, tokens, ahead);
-    else attend_rows<Kind, 4>(a, tile, scales, rows + r, q, v, keys, tokens, ahead);
+    if (num_rows - r == 1)
+      attend_rows<Kind, 1>(a, tile, scales, rows + r, q, v, keys, tokens, ahead);
+    else if (num_rows - r == 2)
+      attend_rows<Kind, 2>(a, tile, scales, rows + r, q, v, keys, tokens, ahead);
+    else
+      attend_rows<Kind, 4>(a, tile, scales, rows + r, q, v, keys, tokens, ahead);
   }
 }
 
-template <class Kind> inline FewRows begin_rows(const Arguments& a, const Item& item, char* workspace) {
+template <class Kind>
+inline FewRows begin_rows(const Arguments& a, const Item& item, char* workspace) {
   const int32_t padded = padded_rows(item), heads = item.last_head - item.first_head;
   FewRows w;
   w.rows = (Row*)workspace;

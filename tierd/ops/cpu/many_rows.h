@@ -20,7 +20,8 @@ struct Floating {
 
   static Floats multiply_add(Floats sum, float a, Floats b) { return a * b + sum; }
 
-  template <class Stored> static void unpack_keys(float* to, const Stored* from, int dim) {
+  template <class Stored>
+  static void unpack_keys(float* to, const Stored* from, int dim) {
     for (int d = 0; d < dim; d += kLanes) store(to + d, load(from + d));
   }
   template <class Stored>
@@ -38,9 +39,12 @@ struct BfloatPacked {
   static Floats multiply_add(Floats sum, uint32_t a, Floats b) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
   }
-  static Words pair(Floats even, Floats odd) { return (Words)even >> 16 | ((Words)odd & 0xffff0000); }
+  static Words pair(Floats even, Floats odd) {
+    return (Words)even >> 16 | ((Words)odd & 0xffff0000);
+  }
 
-  template <class Stored> static void unpack_keys(uint32_t* to, const Stored* from, int dim) {
+  template <class Stored>
+  static void unpack_keys(uint32_t* to, const Stored* from, int dim) {
     for (int d = 0; d < dim; d += kLanes) store((Bfloat16*)to + d, load(from + d));
   }
   static void unpack_keys(uint32_t* to, const Bfloat16* from, int dim) {
@@ -48,8 +52,7 @@ struct BfloatPacked {
   }
   template <class Stored>
   static void unpack_values(uint32_t* to, const Stored* even, const Stored* odd, int dim) {
-    for (int d = 0; d < dim; d += kLanes)
-      store_bits(to + d, pair(load(even + d), load(odd + d)));
+    for (int d = 0; d < dim; d += kLanes) store_bits(to + d, pair(load(even + d), load(odd + d)));
   }
   static void put_weights(uint32_t* to, Floats even, Floats odd) {
     store_bits(to, pair((Floats)(rounded_to_bfloat16(even) << 16),
@@ -58,21 +61,23 @@ struct BfloatPacked {
 };
 #endif
 
-constexpr int kHeight = 4;                        // tokens or columns in registers
-constexpr int kBreadth = kLanes == 16 ? 4 : 2;    // vectors of rows in registers
+constexpr int kHeight = 4;                      // tokens or columns in registers
+constexpr int kBreadth = kLanes == 16 ? 4 : 2;  // vectors of rows in registers
 
 // A product's left side: element (i, k) lies at base[i * row + k * column].
-template <class Unit> struct Left {
+template <class Unit>
+struct Left {
   const Unit* base;
   int64_t row, column;
 };
 
-// result[i][rows] = decay[rows] * result[i][rows] + left[i][0..depth) . right[0..depth)[rows], for
-// kHeight values of i and N vectors of rows. Without decay, the result so far counts as 0. A tile's
+// result[i][rows] = decay[rows] * result[i][rows] + factor * left[i][0..depth) . right[0..depth)[rows]
+// for kHeight values of i and N vectors of rows. Without decay, the result so far counts as 0. A tile's
 // sum begins at 0 and is added once, so its rounding does not grow with the number of tiles.
 template <class Kind, int N>
-inline void multiply_block(float* result, const float* decay, const Left<typename Kind::Unit>& left,
-                           const typename Kind::Unit* right, int depth, int width) {
+inline void multiply_block(float* result, const float* decay, float factor,
+                           const Left<typename Kind::Unit>& left, const typename Kind::Unit* right,
+                           int depth, int width) {
   Floats sum[kHeight][N];
 #pragma GCC unroll 4
   for (int i = 0; i < kHeight; i++)
@@ -93,36 +98,40 @@ inline void multiply_block(float* result, const float* decay, const Left<typenam
 #pragma GCC unroll 4
     for (int j = 0; j < N; j++) {
       float* to = result + i * width + j * kLanes;
-      store(to, decay ? load(to) * load(decay + j * kLanes) + sum[i][j] : sum[i][j]);
+      const Floats tile = sum[i][j] * splat(factor);
+      store(to, decay ? load(to) * load(decay + j * kLanes) + tile : tile);
     }
 }
 
 template <class Kind>
-inline void multiply(float* result, const float* decay, Left<typename Kind::Unit> left,
-                     const typename Kind::Unit* right, int height, int depth, int width) {
+inline void multiply(float* result, const float* decay, float factor,
+                     Left<typename Kind::Unit> left, const typename Kind::Unit* right, int height,
+                     int depth, int width) {
   for (int i = 0; i < height; i += kHeight) {
     Left<typename Kind::Unit> block = {left.base + i * left.row, left.row, left.column};
     float* to = result + (int64_t)i * width;
     int j = 0;
     for (; j + kBreadth * kLanes <= width; j += kBreadth * kLanes)
-      multiply_block<Kind, kBreadth>(to + j, decay ? decay + j : nullptr, block, right + j, depth,
-                                     width);
+      multiply_block<Kind, kBreadth>(to + j, decay ? decay + j : nullptr, factor, block, right + j,
+                                     depth, width);
     for (; j < width; j += kLanes)
-      multiply_block<Kind, 1>(to + j, decay ? decay + j : nullptr, block, right + j, depth, width);
+      multiply_block<Kind, 1>(to + j, decay ? decay + j : nullptr, factor, block, right + j, depth,
+                              width);
   }
 }
 
 // Scratch of one head's rows; `width` rows, padded to whole vectors.
-template <class Kind> struct ManyRows {
+template <class Kind>
+struct ManyRows {
   int width;
-  float *max, *sum, *decay, *slope;         // [rows]
+  float *max, *sum, *decay, *slope;          // [rows]
   int32_t *position, *first_key, *last_key;  // [rows]
   typename Kind::Unit* query;                // [D / kPacked][rows]
   float* scores;                             // [kMaxTile][rows]
   typename Kind::Unit* weights;              // [kMaxTile / kPacked][rows]
   typename Kind::Unit* tokens;               // [kMaxTile][D / kPacked], or [kMaxTile / kPacked][Dv]
   float* values;                             // [Dv][rows]
-  Keys all_seen;  // keys seen by all rows
+  Keys all_seen;                             // keys seen by all rows
 
   ManyRows(const Arguments& a, int num_rows, char* workspace) {
     width = (num_rows + kLanes - 1) / kLanes * kLanes;
@@ -166,7 +175,8 @@ inline void begin_head(ManyRows<Kind>& w, const Arguments& a, const Item& item, 
     load_query(q, a, place);
     typename Kind::Unit packed[512];
     Kind::unpack_keys(packed, q, a.head_dim);
-    for (int d = 0; d < a.head_dim / Kind::kPacked; d++) w.query[(int64_t)d * w.width + r] = packed[d];
+    for (int d = 0; d < a.head_dim / Kind::kPacked; d++)
+      w.query[(int64_t)d * w.width + r] = packed[d];
   }
   memset(w.values, 0, sizeof(float) * a.v_dim * w.width);
 }
@@ -197,8 +207,7 @@ inline void weigh(ManyRows<Kind>& w, const Arguments& a, const Tile& tile, const
     Floats max = old;
     for (int i = 0; i < tile.count; i++) {
       const float factor = scales ? a.scale * scales->k[i] : a.scale;
-      const Floats x =
-          score(a, w, load(s + i * w.width), factor, tile.first + i, row, all_seen);
+      const Floats x = score(a, w, load(s + i * w.width), factor, tile.first + i, row, all_seen);
       store(s + i * w.width, x);
       max = larger(x, max);
     }
@@ -239,23 +248,28 @@ inline void attend_tile(ManyRows<Kind>& w, const Arguments& a, int32_t head, con
   const Stored* k = (const Stored*)a.k + head * a.k_head;
   const Stored* v = (const Stored*)a.v + head * a.v_head;
   Scales scales;
-  if (a.k_scale) scales.gather(a, tile, head);
+  float v_scale = 1;
+  if (a.k_scale) {
+    scales.gather(a, tile, head);
+    v_scale = scales.normalise_values();
+  }
   const int key_units = a.head_dim / kPacked;
   const int padded = (tile.count + kHeight - 1) / kHeight * kHeight;
   for (int i = 0; i < padded; i++) {
     Kind::unpack_keys(w.tokens + i * key_units, k + tile.k[i], a.head_dim);
     if (next) prefetch(k + next->k[i], a.head_dim * sizeof(Stored));
   }
-  multiply<Kind>(w.scores, nullptr, {w.tokens, key_units, 1}, w.query, padded, key_units, w.width);
+  multiply<Kind>(w.scores, nullptr, 1, {w.tokens, key_units, 1}, w.query, padded, key_units,
+                 w.width);
   weigh(w, a, tile, a.k_scale ? &scales : nullptr);
   for (int i = 0; i < padded; i += kPacked) {
-    Kind::unpack_values(w.tokens + i / kPacked * a.v_dim, v + tile.v[i], v + tile.v[i + kPacked - 1],
-                        a.v_dim);
+    Kind::unpack_values(w.tokens + i / kPacked * a.v_dim, v + tile.v[i],
+                        v + tile.v[i + kPacked - 1], a.v_dim);
     if (next)
       for (int j = 0; j < kPacked; j++) prefetch(v + next->v[i + j], a.v_dim * sizeof(Stored));
   }
-  multiply<Kind>(w.values, w.decay, {w.tokens, 1, a.v_dim}, w.weights, a.v_dim, padded / kPacked,
-                 w.width);
+  multiply<Kind>(w.values, w.decay, v_scale, {w.tokens, 1, a.v_dim}, w.weights, a.v_dim,
+                 padded / kPacked, w.width);
 }
 
 template <class Kind, class Stored>

@@ -19,7 +19,8 @@ struct RowPlace {
   }
 };
 
-template <class Stored> inline void to_floats(float* to, const void* from, int64_t offset, int n) {
+template <class Stored>
+inline void to_floats(float* to, const void* from, int64_t offset, int n) {
   const Stored* start = (const Stored*)from + offset;
   for (int i = 0; i < n; i += kLanes) store(to + i, load(start + i));
 }

@@ -11,7 +11,7 @@ constexpr int kMaxTile = 64;  // tokens, at most
 struct Tile {
   int32_t first, count;
   int32_t num_runs, run[kMaxTile + 1];  // tokens of one block: run[r] up to run[r + 1]
-  int64_t k[kMaxTile], v[kMaxTile];  // element offsets, without the head's
+  int64_t k[kMaxTile], v[kMaxTile];     // element offsets, without the head's
   int64_t k_scale[kMaxTile], v_scale[kMaxTile];
 
   int run_length(int r) const { return run[r + 1] - run[r]; }
@@ -54,6 +54,15 @@ struct Scales {
   void gather(const Arguments& a, const Tile& tile, int32_t head, int size = kMaxTile) {
     gather(k, a.k_scale + head * a.k_scale_head, tile.k_scale, a.k_scale_slot, tile, size);
     gather(v, a.v_scale + head * a.v_scale_head, tile.v_scale, a.v_scale_slot, tile, size);
+  }
+
+  // Divide the values' scales by the largest, which is returned. Weights are rounded after they are
+  // scaled; a scale shared by all tokens would round all in one direction.
+  float normalise_values() {
+    float top = 0;
+    for (int i = 0; i < kMaxTile; i++) top = larger(top, fabsf(v[i]));
+    for (int i = 0; i < kMaxTile; i++) v[i] = top > 0 ? v[i] / top : 0;
+    return top;
   }
 
  private:

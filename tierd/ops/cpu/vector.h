@@ -30,17 +30,29 @@ typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 typedef int8_t SignedBytes __attribute__((vector_size(kLanes)));
 
-struct Bfloat16 { uint16_t bits; };
-struct Float16 { uint16_t bits; };
-struct E4m3 { uint8_t bits; };
-struct E5m2 { uint8_t bits; };
+struct Bfloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+struct E4m3 {
+  uint8_t bits;
+};
+struct E5m2 {
+  uint8_t bits;
+};
 
-template <class Vector> inline Vector load_bits(const void* from) {
+template <class Vector>
+inline Vector load_bits(const void* from) {
   Vector x;
   memcpy(&x, from, sizeof x);
   return x;
 }
-template <class Vector> inline void store_bits(void* to, Vector x) { memcpy(to, &x, sizeof x); }
+template <class Vector>
+inline void store_bits(void* to, Vector x) {
+  memcpy(to, &x, sizeof x);
+}
 
 inline Floats splat(float x) { return Floats{} + x; }
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
@@ -80,7 +92,9 @@ inline Words widen(const uint8_t* from) {
 
 // A small float's magnitude, shifted so that its mantissa is in place, times 2^(difference of the
 // exponents' biases): right for subnormals too. All ones in the exponent are left to the caller.
-inline Floats rescale_magnitude(Words shifted, float power) { return (Floats)shifted * splat(power); }
+inline Floats rescale_magnitude(Words shifted, float power) {
+  return (Floats)shifted * splat(power);
+}
 
 inline Floats with_sign(Floats magnitude, Words sign) { return (Floats)((Words)magnitude | sign); }
 

@@ -35,7 +35,7 @@ struct Item {
   int32_t first_head, last_head;  // KV heads
   int32_t first_row, last_row;    // of each of these heads
   Keys keys;
-  int32_t chunk, num_chunks;      // of the sequence's keys
+  int32_t chunk, num_chunks;  // of the sequence's keys
   // With several chunks: where in the scratch the sequence's parts begin, [Hkv, rows, num_chunks]
   // of part_floats. With one, the item writes to out and lse itself.
   int64_t first_part;
@@ -69,9 +69,17 @@ struct Kernels {
 constexpr int32_t kFewRows = 8;
 constexpr int32_t kRowTile = 64;
 
-namespace generic { extern const Kernels kernels; }
-namespace avx2 { extern const Kernels kernels; }
-namespace avx512 { extern const Kernels kernels; }
-namespace avx512bf16 { extern const Kernels kernels; }
+namespace generic {
+extern const Kernels kernels;
+}
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+namespace avx512bf16 {
+extern const Kernels kernels;
+}
 
 }  // namespace tierd
