@@ -2,7 +2,7 @@
 // memory. All heads of a tile of tokens are done before the next tile, because the heads of a block
 // lie together; meanwhile the next tile is fetched, be it the next item's first.
 #pragma once
-#include "dots.h"
+#include "pairs.h"
 #include "rows.h"
 
 namespace tierd {

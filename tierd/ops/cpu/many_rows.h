@@ -71,9 +71,10 @@ struct Left {
   int64_t row, column;
 };
 
-// result[i][rows] = decay[rows] * result[i][rows] + factor * left[i][0..depth) . right[0..depth)[rows]
-// for kHeight values of i and N vectors of rows. Without decay, the result so far counts as 0. A tile's
-// sum begins at 0 and is added once, so its rounding does not grow with the number of tiles.
+// For kHeight values of i and N vectors of rows:
+//     result[i][rows] = decay[rows] * result[i][rows] + factor * (left . right)[i][rows]
+// Without decay, the result so far counts as 0. A tile's sum begins at 0 and is added once, so its
+// rounding does not grow with the number of tiles.
 template <class Kind, int N>
 inline void multiply_block(float* result, const float* decay, float factor,
                            const Left<typename Kind::Unit>& left, const typename Kind::Unit* right,
