@@ -1,4 +1,4 @@
-"""Writing tokens into caches of one byte a number and of two head sizes, and merging two attentions."""
+"""Writes into caches of one byte a number and of two head sizes; two attentions merged."""
 
 from collections.abc import Iterator
 
@@ -102,8 +102,8 @@ def test_a_wrong_scale_is_named_and_nothing_is_written(
     assert call.out.isnan().all()
     k_cache = call.k_cache.clone()
     scales = {"k_scale": call.k_scale, "v_scale": call.v_scale, **change}
+    tokens = torch.zeros(2, 1, 2, 32)
     with pytest.raises(error, match=text):
-        tokens = torch.zeros(2, 1, 2, 32)
         ops.write_kv(*tokens, k_cache, call.v_cache, torch.zeros(1).long(), **scales)
     assert torch.equal(k_cache, call.k_cache)
 
@@ -209,7 +209,5 @@ def test_quantised_writes_and_merged_attentions_compile_into_one_graph() -> None
         call = quantised_call(make_call([(length, 3)]), torch.int8, (0, 0, 1))
         slots = call.block_table[0, :1].long() * 16
         k, v = torch.randn(2, 1, 2, 32)
-        for ours, theirs in zip(
-            compiled(call, k, v, slots), layer(call, k, v, slots), strict=True
-        ):
+        for ours, theirs in zip(compiled(call, k, v, slots), layer(call, k, v, slots), strict=True):
             assert torch.equal(ours, theirs)
