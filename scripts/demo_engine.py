@@ -40,7 +40,8 @@ def prepare(folder: Path) -> None:
         chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
         text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         prompts.append(tokenizer(text, add_special_tokens=False)["input_ids"])
-    system = len(os.path.commonprefix(prompts))
+    columns = zip(*prompts, strict=False)
+    system = next(i for i, column in enumerate(columns) if len(set(column)) > 1)
     (folder / "prompts.json").write_text(json.dumps({"system": system, "prompts": prompts}))
 
 
@@ -88,9 +89,7 @@ class Engine:
         assert self._pool is not None, "attach comes first"
         prompt = torch.tensor([ids])
         start = (time.perf_counter(), time.process_time())
-        out = generate(
-            self._model, self._pool, prompt, max_new_tokens=num_tokens, do_sample=False
-        )
+        out = generate(self._model, self._pool, prompt, max_new_tokens=num_tokens, do_sample=False)
         return {**_since(start), "tokens": out[0, len(ids) :].tolist()}
 
     def close(self) -> None:

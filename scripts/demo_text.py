@@ -56,15 +56,15 @@ fitted at the front desk and in the Lighthouse Room. Guide dogs are welcome ever
 who cannot come to the library may ask for the home service, which brings up to fifteen items once \
 a month, free of charge.
 
-10. Conduct. Telephones are to be silent on the second floor. Drinks with a lid are allowed, except \
-near the computers and in the local history room. Bags left alone for more than twenty minutes are \
-taken to the front desk. Lost property is kept for three months and then given to charity. \
+10. Conduct. Telephones are to be silent on the second floor. Drinks with a lid are allowed, \
+except near the computers and in the local history room. Bags left alone for more than twenty \
+minutes are taken to the front desk. Lost property is kept for three months and then given to charity. \
 Photography is allowed for private use, provided that no other visitor can be recognised.
 
 11. Gifts and sales. We accept books in good condition that are less than five years old, at most \
-one box at a visit. We do not accept encyclopaedias, magazines or video tapes. Books that we cannot \
-use are sold on the first Friday of every month in the entrance hall, at one pound for a hardback \
-and fifty pence for a paperback. The money pays for the children's events.
+one box at a visit. We do not accept encyclopaedias, magazines or video tapes. Books that we \
+cannot use are sold on the first Friday of every month in the entrance hall, at one pound for a \
+hardback and fifty pence for a paperback. The money pays for the children's events.
 """
 
 QUESTIONS = (

@@ -130,7 +130,7 @@ def parse(body: bytes) -> dict[str, Any]:
     """A JSON object; anything else is a ProtocolError."""
     try:
         values = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise errors.ProtocolError(f"a body is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise errors.ProtocolError(f"a body is a JSON {type(values).__name__}, not an object")

@@ -204,7 +204,9 @@ class TieredCache:
         lease.released, frozen = True, []
         for group, size in enumerate(self._sizes):
             pool = self._pools[group]
-            pool.touch(self.match.names(group, lease.hashes, 0, lease.committed // size), access)
+            first = first_block(lease.hit, self.layout.window(group), size)
+            path = self.match.names(group, lease.hashes, first, lease.committed // size)
+            pool.touch(path, access)
             for block in lease.tables[group]:
                 if block is None:
                     continue

@@ -50,7 +50,7 @@ class TierChain:
             raise OutOfBlocks(
                 f"group {group} (layers {of.layers[0]} to {of.layers[-1]}): need {n} blocks of "
                 f"{of.block_size} tokens at tier {tier.name!r}, which holds {pool.capacity}: "
-                + ", ".join(f"{count} {state.value}" for state, count in pool.counts.items())
+                + ", ".join(f"{count} {state.word}" for state, count in pool.counts.items())
                 + f", {sum(1 for _ in pool.evictable())} evictable"
             ) from None
 
@@ -129,7 +129,7 @@ class TierChain:
 
         A load never waits for a write, so a block that only host memory has is left alone.
         """
-        if not below or len(self.tiers) < 3:
+        if not below or len(self.tiers) < 3 or self.tiers[1].paused:
             return iter(())
         pool, colder = self.tiers[1].pools[group], [t.pools[group] for t in self.tiers[2:]]
         self._grow(1, group, len(below))
@@ -145,9 +145,10 @@ class TierChain:
         coldest tier has room. For `save`, in pieces."""
         found, coldest = [], self.tiers[-1]
         for group, pool in enumerate(coldest.pools):
+            # In the order of its hottest copy; read from its coldest, which is nearest.
             lacking = {
                 block.key: (level, group, block)
-                for level, tier in reversed(list(enumerate(self.tiers[:-1])))
+                for level, tier in enumerate(self.tiers[:-1])
                 for block in tier.pools[group].hottest()
                 if block.key and pool.get(block.key) is None
             }

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from storage.base import BlockStore
-from tierd.block import HASH_NBYTES, BlockHash, BlockId, State
+from tierd.block import HASH_NBYTES, BlockHash, BlockId
 from tierd.daemon.cache import TieredCache
 from tierd.daemon.tier import Tier
 from tierd.daemon.transfer import StoreTransfer
@@ -117,7 +117,7 @@ class Namespace:
         tier = self.tiers[level]
         groups = []
         for group, pool in enumerate(tier.pools):
-            states = {state.value: pool.counts[state] for state in State}
+            states = {state.word: count for state, count in pool.counts.items()}
             nbytes = self.layout.block_nbytes(group)
             groups.append({"capacity": pool.capacity, "block_nbytes": nbytes, **states})
         used = sum((g["capacity"] - g["free"]) * g["block_nbytes"] for g in groups)

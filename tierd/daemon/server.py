@@ -5,8 +5,10 @@ bare socket, because only there file descriptors can be passed; then the connect
 """
 
 import asyncio
+import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
@@ -39,6 +41,7 @@ _COPIERS = 2  # threads for copies between memory tiers
 def run(config: Config) -> None:
     """Serve until SIGTERM or SIGINT."""
     selector = WatchedSelector()
+    _raise_file_limit()
 
     def new_loop() -> asyncio.AbstractEventLoop:
         return asyncio.SelectorEventLoop(selector)
@@ -94,6 +97,7 @@ class Server:
         for name in self.config.tenants:
             self._tenants[name] = tenant = Tenant(name, self.config, self._copiers)
             await tenant.open()
+        _quiet_collector()
         if self._selector:
             self._selector.forget()
 
@@ -288,6 +292,22 @@ def _clear_stale(path: Path) -> None:
             log.info("%s was a stale socket", path)
         else:
             raise ConfigError(f"a daemon is listening on {path} already")
+
+
+def _raise_file_limit() -> None:
+    """Each slab of the SSD tier is an open file: take as many as the system allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _quiet_collector() -> None:
+    """A full collection walks every block and would block the loop (I11).
+
+    What exists now stays, and a block is no part of a cycle: young objects are all that need it.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 5, 1_000_000)
 
 
 def _peer(connection: socket.socket) -> Peer:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from policies.base import LayerShape
 from storage.base import BlockStore, Volume
+from storage.host import pin
 from tierd.block import BlockHash
 from tierd.daemon import plugins
 from tierd.daemon.arena import EXTENT_NBYTES, Arena
@@ -52,11 +54,16 @@ class Tenant:
         if self.host:
             self._arenas["host"] = Arena(self.host.nbytes)
         self._volume: Volume | None = None
+        self._pins = ExitStack()
         self.namespaces: dict[str, Namespace] = {}
         self._attaching = asyncio.Lock()
+        self._unused: list[str] = []  # arrays on disk that no namespace here has open, oldest first
+        self._dropping: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Open the tenant's folder of the SSD."""
+        """Pin host memory where there is a GPU, and open the tenant's folder of the SSD."""
+        if self.host and isinstance(self.device, CudaMemory):
+            self._pins = await asyncio.to_thread(pin, self.host.array)
         if (ssd := self._config.ssd) is not None:
             share = self._config.tenants[self.name].share
             self._volume = await asyncio.to_thread(
@@ -157,10 +164,17 @@ class Tenant:
     def _open_arrays(self, name: str, layout: KVLayout) -> list[BlockStore]:
         """The namespace's arrays on the volume, one a group. This blocks."""
         assert self._volume is not None, "no volume is open"
+        names = [_array_name(layout, self.name, group) for group in range(len(layout.groups))]
+        live = {n.layout.root(self.name).hex() for n in self.namespaces.values()}
+        on_disk = self._volume.arrays()
+        self._unused = sorted(
+            (n for n in on_disk if n not in names and n.rpartition("-")[0] not in live),
+            key=lambda name: on_disk[name].written_at,
+        )
         facts = {"model": name, "layout": layout.to_json(), "tenant": self.name}
         return [
             self._volume.array(
-                _array_name(layout, self.name, group),
+                names[group],
                 layout.block_nbytes(group),
                 {**facts, "group": group, "block_shape": layout.block_shape(group)},
             )
@@ -169,10 +183,28 @@ class Tenant:
 
     def _ssd_tier(self, volume: Volume, config: TierConfig, layout: KVLayout) -> Tier:
         names = [_array_name(layout, self.name, group) for group in range(len(layout.groups))]
-        tier = _tier("ssd", config, len(names), lambda group: volume.grow(names[group]))
+
+        def grow(group: int) -> range | None:
+            ids = volume.grow(names[group])
+            if ids is None and self._unused and self._dropping is None:
+                self._dropping = asyncio.create_task(self._drop_unused(volume))
+            return ids
+
+        tier = _tier("ssd", config, len(names), grow)
         for name, pool in zip(names, tier.pools, strict=True):
             pool.grow(volume.capacity(name))
         return tier
+
+    async def _drop_unused(self, volume: Volume) -> None:
+        """The disk budget is spent: give up what was longest not written of layouts not in use."""
+        name = self._unused.pop(0)
+        log.info("%s: the SSD budget is spent; dropping the unused array %s", self.name, name)
+        try:
+            await asyncio.to_thread(volume.drop, name)
+        except (OSError, ValueError) as error:
+            log.warning("%s: cannot drop array %s: %s", self.name, name, error)
+        finally:
+            self._dropping = None
 
     async def save(self, deadline: float) -> int:
         """Write what only memory holds to the SSD until `deadline`. Returns the blocks left out."""
@@ -185,8 +217,11 @@ class Tenant:
         for namespace in self.namespaces.values():
             await namespace.close()
         self.namespaces.clear()
+        if self._dropping:
+            await self._dropping
         if self._volume:
             await asyncio.to_thread(self._volume.close)
+        self._pins.close()
         for memory in (self.device, self.host):
             if memory:
                 memory.close()
