@@ -58,8 +58,8 @@ a month, free of charge.
 
 10. Conduct. Telephones are to be silent on the second floor. Drinks with a lid are allowed, \
 except near the computers and in the local history room. Bags left alone for more than twenty \
-minutes are taken to the front desk. Lost property is kept for three months and then given to charity. \
-Photography is allowed for private use, provided that no other visitor can be recognised.
+minutes are taken to the front desk. Lost property is kept for three months and then given to \
+charity. Photography is allowed for private use, provided that no other visitor can be recognised.
 
 11. Gifts and sales. We accept books in good condition that are less than five years old, at most \
 one box at a visit. We do not accept encyclopaedias, magazines or video tapes. Books that we \

@@ -21,7 +21,8 @@ Row = npt.NDArray[np.uint8]
 
 # Blocks of 64 KiB: a device tier of 2 MiB has 32 of them, 512 tokens.
 LAYOUT = KVLayout("model", 4, 2, 64, "float32", revision="r1")
-BLOCK = 16
+BLOCK = 16  # tokens
+BLOCK_NBYTES = 64 << 10
 BLOCKS = 32
 
 

@@ -22,9 +22,9 @@ import psutil
 
 import tierd
 
-# What one turn of the loop may take of the CPU. I11 says 1 ms; this bound is for a busy machine
-# with cold caches, where it still tells a copy, a hash or a file read on the loop from Python.
-LONGEST_TURN_MS = 100.0
+# What one turn of the loop may take of the CPU (I11). Measured are less than 1 ms; the rest is for
+# a busy machine with cold caches, and still far from what a big copy or an import there takes.
+LONGEST_TURN_MS = 25.0
 PATIENCE_S = 30.0  # for what takes milliseconds on a machine that is not busy
 
 Status = dict[str, Any]

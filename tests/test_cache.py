@@ -1,4 +1,4 @@
-"""What an engine asks of the tiered cache, and gets: hits, rooms, commits, refusals."""
+"""What an engine asks of the tiered cache, and gets: rooms, commits, releases, refusals."""
 
 import pytest
 
@@ -13,63 +13,6 @@ def test_a_cold_prompt_gets_private_places_and_moves_nothing() -> None:
     assert (lease.hit, lease.committed, lease.room, lease.ready) == (0, 0, 9, True)
     assert [block.state for block in lease.tables[0]] == [State.PRIVATE] * 5
     assert rig.transfer.copies == []
-
-
-def test_a_known_prompt_is_served_in_place() -> None:
-    rig = Rig(8)
-    rig.write("abc")
-    before = {block.key: block for block in rig.pool(DEVICE)}
-    lease = rig.acquire("abc")
-    assert (lease.hit, lease.ready) == (6, True)
-    assert lease.tables[0][:3] == [before[key] for key in chain("abc")]
-    assert lease.tables[0][3].state is State.PRIVATE
-    assert rig.transfer.copies == []
-
-
-def test_a_hit_ends_where_the_prompts_part() -> None:
-    rig = Rig(16)
-    rig.write("abc")
-    assert rig.acquire("abxc").hit == 4
-    assert rig.acquire("xabc").hit == 0
-
-
-@pytest.mark.parametrize(("num_tokens", "hit"), [(1, 0), (2, 0), (3, 2), (6, 4), (7, 6), (8, 6)])
-def test_the_last_token_is_always_computed(num_tokens: int, hit: int) -> None:
-    rig = Rig(8)
-    rig.write("abc")
-    assert rig.acquire("abc", num_tokens).hit == hit
-
-
-def test_a_hit_ends_where_every_group_ends_a_block() -> None:
-    rig = Rig((16, 16), layout=WINDOWED)
-    rig.write("abcdef")
-    assert rig.acquire("abcdef").hit == 12
-    assert rig.acquire("abcdex").hit == 8  # five granules are known, two make a block of group 0
-    assert rig.acquire("abcdef", 12).hit == 8
-
-
-def test_a_window_group_needs_only_its_window() -> None:
-    rig = Rig((8, 8), layout=WINDOWED)
-    rig.place(DEVICE, "abcdef", group=0)
-    rig.place(DEVICE, "abcdef", group=1, first=4)  # 12 tokens; the window sees 8 to 11
-    lease = rig.acquire("abcdef")
-    assert (lease.hit, lease.ready) == (12, True)
-    assert lease.tables[1][:4] == [None] * 4
-    assert [block.key for block in lease.tables[1][4:6]] == chain("abcdef")[4:]
-
-
-def test_a_gap_in_the_window_shortens_the_hit_to_before_it() -> None:
-    rig = Rig((8, 8), layout=WINDOWED)
-    rig.place(DEVICE, "abcdef", group=0)
-    rig.place(DEVICE, "abcd", group=1, first=2)  # a window for 8 tokens, none for 12
-    assert rig.acquire("abcdef").hit == 8
-
-
-def test_a_full_attention_group_needs_every_block() -> None:
-    rig = Rig((8, 8), layout=WINDOWED)
-    rig.place(DEVICE, "abcdef", group=0, first=1)
-    rig.place(DEVICE, "abcdef", group=1)
-    assert rig.acquire("abcdef").hit == 0
 
 
 def test_shortage_names_the_shortest_group_and_changes_nothing() -> None:
@@ -250,6 +193,15 @@ def test_abandoning_quarantines_only_what_the_engine_could_write() -> None:
     for group, block in frozen:
         rig.cache.thaw(group, block)
     assert rig.pool(DEVICE).num_free == 6
+
+
+def test_a_chain_that_names_a_block_twice_is_refused_and_changes_nothing() -> None:
+    rig = Rig(8, 8)
+    rig.place(HOST, "a")
+    before = rig.snapshot()
+    with pytest.raises(LeaseError, match="twice"):
+        rig.cache.acquire(chain("a") * 2, 5, 5, NOW)
+    assert rig.snapshot() == before
 
 
 def test_what_was_asked_and_found_is_counted() -> None:

@@ -116,11 +116,16 @@ class Client:
                 raise protocol.parse_error(reply.body)
             return reply.body
 
-    def await_push(self) -> None:
-        """Wait for the daemon to push something, and take it in."""
+    def await_push(self, done: Callable[[], bool]) -> bool:
+        """Unless `done()`, wait for the daemon to push something, and take it in; returns `done()`.
+
+        Another thread's call may have taken in the push that is waited for, so it is asked first.
+        """
         with self._lock:
-            self._check()
-            self._receive()
+            if not done():
+                self._check()
+                self._receive()
+            return done()
 
     def _check(self) -> None:
         if self._lost:
@@ -330,8 +335,8 @@ class Lease:
         self.check()
         groups = len(self._pool.layout.groups)
         wanted = (1 << groups) - 1 if group is None else 1 << group
-        while self._ready & wanted != wanted:
-            self._pool.client.await_push()
+        while not self._pool.client.await_push(lambda: self._ready & wanted == wanted):
+            pass
         if self.room < self.num_tokens and group is None:
             self.extend(self.num_tokens)  # a hit cut short under pressure gave its room back
         return self.hit

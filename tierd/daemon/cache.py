@@ -48,8 +48,11 @@ class TieredCache:
         """Lease places for `room` tokens, the longest hit of a prompt of `num_tokens` in place or
         on its way.
 
-        Raises OutOfBlocks, nothing changed, if the top tier cannot hold it.
+        Raises OutOfBlocks, nothing changed, if the top tier cannot hold it; LeaseError if a hash
+        is named twice.
         """
+        if len(set(hashes)) != len(hashes):
+            raise LeaseError("a hash is named twice in one chain")
         self._access = access
         hit = self.match.hit(hashes, num_tokens)
         found = [self.match.find(group, hashes, hit) for group in range(len(self._sizes))]

@@ -324,8 +324,11 @@ def _peer(connection: socket.socket) -> Peer:
 
 
 def _notify(state: str) -> None:
-    """Tell systemd, if it listens."""
+    """Tell systemd, if it listens; it need not."""
     if address := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-            notify.connect("\0" + address[1:] if address[0] == "@" else address)
-            notify.send(state.encode())
+            try:
+                notify.connect("\0" + address[1:] if address[0] == "@" else address)
+                notify.send(state.encode())
+            except OSError as error:
+                log.warning("cannot say %s to %s: %s", state, address, error)

@@ -40,6 +40,9 @@ class Tenant:
         """Make the memory tiers; `copiers` are the threads that move bytes between them."""
         self.name, self._config, self._copiers = name, config, copiers
         share = config.tenants[name].share
+        # Found here, because looking for what is installed takes the loop too long later.
+        self._device_store = plugins.store(config.device.store)
+        self._host_store = plugins.store("host")
         self.device: SharedMemory | CudaMemory = (
             CudaMemory.create(_part(config.device.size, share))
             if config.device.store == "cuda"
@@ -134,13 +137,12 @@ class Tenant:
     async def _create(self, name: str, layout: KVLayout) -> Namespace:
         sizes = [layout.block_nbytes(group) for group in range(len(layout.groups))]
         owner = layout.root(self.name)
-        device = plugins.store(self._config.device.store)
+        device, host = self._device_store, self._host_store
         memory = self.device.tensor if isinstance(self.device, CudaMemory) else self.device.array
         tiers = [self._memory_tier("device", self._config.device, sizes, owner)]
         stores: list[list[BlockStore]] = [[_store(device, memory, n, self._copiers) for n in sizes]]
         if self.host and self._config.host:
             tiers.append(self._memory_tier("host", self._config.host, sizes, owner))
-            host = plugins.store("host")
             stores.append([_store(host, self.host.array, n, self._copiers) for n in sizes])
         if self._volume and self._config.ssd:
             stores.append(await asyncio.to_thread(self._open_arrays, name, layout))
