@@ -130,8 +130,12 @@ class Daemon:
             print(self.log.read_text())
         if error is not None:
             return
-        if self._process is not None:
-            self.terminate()
+        try:
+            if self._process is not None:
+                self.terminate()
+        finally:
+            if self._process is not None:
+                self.kill9()
         assert not [name for name in os.listdir("/dev/shm") if "tierd" in name]
         assert _children() <= self._strangers, "a process is left"
 

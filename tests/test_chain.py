@@ -17,6 +17,7 @@ def test_a_hit_in_host_memory_is_copied_up_and_stays_below(at_once: bool) -> Non
     assert rig.transfer.routes == [("a", HOST, DEVICE), ("ab", HOST, DEVICE)]
     assert lease.ready
     assert [block.key for block in lease.tables[0][:2]] == chain("ab")
+    assert [block.parent for block in lease.tables[0][:2]] == [None, b"a"]
     assert rig.found(HOST) == rig.found(DEVICE) == {"a", "ab"}
     assert {block.ref_cnt for block in rig.pool(HOST)} == {0}
     assert rig.told == [lease]

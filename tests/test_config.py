@@ -15,7 +15,6 @@ from tierd.daemon.config import (
     HostConfig,
     SsdConfig,
     TenantConfig,
-    default_socket,
     describe,
 )
 from tierd.errors import ConfigError
@@ -176,13 +175,14 @@ def test_describe_shows_sizes_as_people_write_them() -> None:
 
 
 def test_the_socket_is_where_the_user_can_make_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIERD_SOCKET", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
-    assert default_socket() == Path("/run/user/7/tierd/tierd.sock")
+    assert Config.default().socket == Path("/run/user/7/tierd/tierd.sock")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    assert default_socket() == Path("/run/tierd/tierd.sock")
+    assert Config.default().socket == Path("/run/tierd/tierd.sock")
     monkeypatch.setattr(os, "getuid", lambda: 7)
-    assert default_socket() == Path("/tmp/tierd-7/tierd.sock")
+    assert Config.default().socket == Path("/tmp/tierd-7/tierd.sock")
 
 
 def test_the_example_file_is_good_and_says_something_of_every_key() -> None:

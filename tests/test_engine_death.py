@@ -44,20 +44,19 @@ def test_a_killed_engines_private_blocks_come_back(daemon: Daemon) -> None:
 
 def test_an_engine_killed_in_the_middle_of_loads_leaves_nothing(tmp_path: Path) -> None:
     """Kill at ten different moments while it acquires what lies on SSD."""
-    with Daemon(tmp_path) as daemon:
-        with daemon.client() as client, client.attach(LAYOUT) as pool:
-            for seed in range(16):
-                ask(pool, prompt(seed, PROMPT))
-            for life in range(10):
-                with Engine(daemon.socket) as engine:
-                    asked = daemon.status()["tenants"][0]["namespaces"][0]["requests"]
-                    engine.ask("endless", trunks=16, longest=PROMPT)
-                    daemon.until(lambda status: requests(status) > asked + 3 * life)
-                    engine.kill9()
-                status = daemon.until(lambda status: held(status) == 0)
-                assert device(status)["free"] + device(status)["committed"] == BLOCKS
-            for seed in range(16):  # every byte is still right
-                ask(pool, [*prompt(seed, PROMPT), 7])
+    with Daemon(tmp_path) as daemon, daemon.client() as client, client.attach(LAYOUT) as pool:
+        for seed in range(16):
+            ask(pool, prompt(seed, PROMPT))
+        for life in range(10):
+            with Engine(daemon.socket) as engine:
+                target = requests(daemon.status()) + 3 * life
+                engine.ask("endless", trunks=16, longest=PROMPT)
+                daemon.until(lambda status, target=target: requests(status) > target)
+                engine.kill9()
+            status = daemon.until(lambda status: held(status) == 0)
+            assert device(status)["free"] + device(status)["committed"] == BLOCKS
+        for seed in range(16):  # every byte is still right
+            ask(pool, [*prompt(seed, PROMPT), 7])
 
 
 def requests(status: Status) -> int:

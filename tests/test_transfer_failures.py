@@ -65,7 +65,7 @@ async def test_a_surprise_in_a_store_fails_its_batch_and_is_logged(
     one, two = bench.copy((SSD, 4), (HOST, 1)), bench.copy((SSD, 5), (HOST, 2))
     other = bench.copy((HOST, 7), (DEVICE, 7))
     await turn()
-    with caplog.at_level(logging.ERROR):
+    with caplog.at_level(logging.ERROR, "tierd.transfer"):
         await next(o for o in bench.log if o.name == "read ssd").end(RuntimeError("surprise"))
     assert bench.outcomes == {one: Outcome.FAILED, two: Outcome.FAILED}
     assert "surprise" in caplog.text

@@ -137,6 +137,9 @@ class Client:
         try:
             self._socket.sendall(data)
         except OSError as error:
+            if isinstance(error, BrokenPipeError | ConnectionResetError):
+                while self._receive() is None:  # the daemon may have said why before it hung up
+                    pass
             raise self._lose(str(error)) from None
 
     def _receive(self, take: Callable[[bytes], None] | None = None) -> Frame | None:

@@ -93,10 +93,12 @@ class TieredCache:
         OutOfBlocks and nothing has changed.
         """
         self._access = access
-        for lease, committed, hashes, _ in steps:
-            self._check_commit(lease, committed, hashes)
+        for lease, committed, hashes, room in steps:
+            self._check_commit(lease, committed, hashes, room)
         if len({id(lease) for lease, *_ in steps}) != len(steps):
             raise LeaseError("a lease is named twice in one message")
+        for lease, *_ in steps:  # whoever asks for more has heard what it lost
+            self._unpark(lease)
         need = [
             sum(max(0, _blocks(room, size) - len(lease.tables[g])) for lease, _, _, room in steps)
             for g, size in enumerate(self._sizes)
@@ -170,17 +172,17 @@ class TieredCache:
             for tier in self.chain.tiers[1:]:
                 tier.pools[group].touch(path, access)
 
-    def _check_commit(self, lease: Lease, committed: int, hashes: Sequence[BlockHash]) -> None:
+    def _check_commit(
+        self, lease: Lease, committed: int, hashes: Sequence[BlockHash], room: int
+    ) -> None:
         if lease.released:
             raise LeaseError("the lease is released")
         if committed <= lease.committed and not hashes:
             return
         if not lease.ready:
             raise LeaseError("the lease may not commit before all its groups are ready")
-        if committed > lease.room:
-            raise LeaseError(
-                f"cannot commit {committed} tokens, the lease has room for {lease.room}"
-            )
+        if committed > (most := max(lease.room, room)):
+            raise LeaseError(f"cannot commit {committed} tokens, the lease has room for {most}")
         if (len(lease.hashes) + len(hashes)) * self.layout.hash_step < (
             committed // self.layout.hash_step * self.layout.hash_step
         ):
@@ -206,19 +208,22 @@ class TieredCache:
             raise LeaseError("the lease is released already")
         lease.released, frozen = True, []
         for group, size in enumerate(self._sizes):
-            pool = self._pools[group]
             first = first_block(lease.hit, self.layout.window(group), size)
             path = self.match.names(group, lease.hashes, first, lease.committed // size)
-            pool.touch(path, access)
-            for block in lease.tables[group]:
-                if block is None:
-                    continue
-                if quarantine and block.state is State.PRIVATE:
-                    pool.quarantine(block)
-                    frozen.append((group, block))
-                else:
-                    self._drop(lease, group, block)
+            self._pools[group].touch(path, access)
+        tables = [(g, b) for g, table in enumerate(lease.tables) for b in table if b is not None]
+        for group, block in tables + lease.parked:
+            if quarantine and block.state is State.PRIVATE:
+                self._pools[group].quarantine(block)
+                frozen.append((group, block))
+            else:
+                self._drop(lease, group, block)
         return frozen
+
+    def _unpark(self, lease: Lease) -> None:
+        parked, lease.parked = lease.parked, []
+        for group, block in parked:
+            self._pools[group].unpin(block)
 
     def _drop(self, lease: Lease, group: int, block: Block) -> None:
         """A lease lets go of a block; the last to wait for a load cancels it."""
@@ -302,9 +307,8 @@ class TieredCache:
             lease.room = lease.hit
             for group, size in enumerate(self._sizes):
                 table = lease.tables[group]
-                for block in table[lease.hit // size :]:
-                    if block is not None:
-                        self._drop(lease, group, block)
+                lost = [block for block in table[lease.hit // size :] if block is not None]
+                lease.parked += [(group, block) for block in lost]
                 del table[lease.hit // size :]
             return
         for group, gaps in enumerate(missing):

@@ -34,25 +34,32 @@ class TierChain:
 
         Raises OutOfBlocks, naming the shortest group, before anything has changed.
         """
-        victims = [self._choose(level, group, n) for group, n in enumerate(need)]
+        try:
+            victims = [self._choose(level, group, n) for group, n in enumerate(need)]
+        except OutOfBlocks:
+            raise self._shortage(level, need) from None
         for group, chosen in enumerate(victims):
             self._evict(level, group, chosen, access)
         return [self.tiers[level].pools[g].allocate(n) for g, n in enumerate(need)]
 
     def _choose(self, level: int, group: int, n: int) -> list[Block]:
         """The blocks to evict so that `n` places are free. Changes nothing but the capacity."""
-        tier, pool = self.tiers[level], self.tiers[level].pools[group]
+        pool = self.tiers[level].pools[group]
         self._grow(level, group, n)
-        try:
-            return pool.victims(max(0, n - pool.num_free))
-        except OutOfBlocks:
-            of = self.layout.groups[group]
-            raise OutOfBlocks(
-                f"group {group} (layers {of.layers[0]} to {of.layers[-1]}): need {n} blocks of "
-                f"{of.block_size} tokens at tier {tier.name!r}, which holds {pool.capacity}: "
-                + ", ".join(f"{count} {state.word}" for state, count in pool.counts.items())
-                + f", {sum(1 for _ in pool.evictable())} evictable"
-            ) from None
+        return pool.victims(max(0, n - pool.num_free))
+
+    def _shortage(self, level: int, need: Sequence[int]) -> OutOfBlocks:
+        """What to say of the group that is shortest."""
+        pools = self.tiers[level].pools
+        spare = [pool.num_free + sum(1 for _ in pool.evictable()) for pool in pools]
+        group = max(range(len(need)), key=lambda g: need[g] - spare[g])
+        of, pool = self.layout.groups[group], pools[group]
+        states = ", ".join(f"{count} {state.word}" for state, count in pool.counts.items())
+        return OutOfBlocks(
+            f"group {group} (layers {of.layers[0]} to {of.layers[-1]}): need {need[group]} blocks "
+            f"of {of.block_size} tokens at tier {self.tiers[level].name!r}, which holds "
+            f"{pool.capacity}: {states}; {spare[group]} free or evictable"
+        )
 
     def _grow(self, level: int, group: int, n: int) -> None:
         tier, pool = self.tiers[level], self.tiers[level].pools[group]

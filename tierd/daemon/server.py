@@ -33,6 +33,7 @@ from tierd.shm import CudaMemory
 log = logging.getLogger("tierd.server")
 
 _GREETING_S = 5.0  # an engine that has not said HELLO by then is hung up on
+_DEAF_S = 0.1  # after an engine could not be let in
 _ANSWERING_S = 5.0  # what running calls get at shutdown
 _SO_PEERPIDFD = 77  # Linux 6.5; not in Python's socket module
 _COPIERS = 2  # threads for copies between memory tiers
@@ -155,7 +156,12 @@ class Server:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(listener)
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of file descriptors, say; that passes
+                log.warning("cannot accept an engine: %s", error)
+                await asyncio.sleep(_DEAF_S)
+                continue
             task = asyncio.create_task(self._greet(connection))
             self._greetings.add(task)
             task.add_done_callback(self._greetings.discard)
@@ -208,7 +214,9 @@ class Server:
             raise ProtocolError(
                 f"protocol version {hello.get('protocol')!r}; this daemon speaks {protocol.VERSION}"
             )
-        asked = hello.get("tenant")
+        asked = hello.get("tenant") or ""
+        if not isinstance(asked, str):
+            raise ProtocolError(f"the tenant {asked!r} is no name")
         served = {n: t for n, t in self.config.tenants.items() if peer.uid in t.uids}
         if asked and asked not in self.config.tenants:
             raise Refused(f"there is no tenant {asked!r}")
@@ -237,15 +245,16 @@ class Server:
             connection.send(protocol.encode(Op.HELLO, Kind.ERROR, 0, protocol.dump_error(error)))
         connection.close()
 
-    def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         """Facts for `tierd status`, as JSON."""
         turns = self._selector.turns if self._selector else LoopTurns()
+        process = await asyncio.to_thread(process_facts, turns)  # it reads /proc
         return {
             "boot": self.boot,
             "pid": os.getpid(),
             "uptime": time.time() - self._started,
             "socket": str(self.config.socket),
-            "process": process_facts(turns),
+            "process": process,
             "protocol_errors": self.protocol_errors,
             "refused": self.refused,
             "sessions": [session.status() for session in self.sessions],

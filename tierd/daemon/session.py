@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from policies.base import Access
@@ -56,6 +57,7 @@ class Session(asyncio.Protocol):
         self._unanswered = 0
         self._answered: set[int] = set()  # leases whose ACQUIRE has been answered
         self._tasks: set[asyncio.Task[None]] = set()
+        self._attaching = False
         self._peer_alive = True
         self._clean = False  # the engine said goodbye
         self._quarantined: list[tuple[Namespace, int, Block]] = []
@@ -102,8 +104,8 @@ class Session(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether every request has been answered."""
-        return not self._unanswered
+        """Whether every request has been answered, or nobody is left to answer to."""
+        return not self._unanswered or self._transport is None or self._transport.is_closing()
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -123,14 +125,19 @@ class Session(asyncio.Protocol):
             self._answer(frame, protocol.dump_error(error), Kind.ERROR)
         # The session's top: one engine's surprise must not end the others.
         except Exception as error:
-            log.exception("pid %d: %s failed", self.peer.pid, Op(frame.op).name)
-            body = protocol.dump_error(TierdError(f"internal error: {error!r}"))
-            self._answer(frame, body, Kind.ERROR)
+            self._break(frame, error)
+
+    def _break(self, frame: Frame, error: BaseException) -> None:
+        """A request met a fault of ours: the engine is told, the log has all of it."""
+        log.error("pid %d: %s failed", self.peer.pid, Op(frame.op).name, exc_info=error)
+        body = protocol.dump_error(TierdError(f"internal error: {error!r}"))
+        self._answer(frame, body, Kind.ERROR)
 
     def _attach(self, frame: Frame) -> None:
-        if self.namespace is not None or self._tasks:
+        if self.namespace is not None or self._attaching:
             raise ProtocolError("this connection has attached a layout already")
-        self._spawn(self._attach_later(frame))
+        self._attaching = True
+        self._spawn(frame, self._attach_later(frame))
 
     async def _attach_later(self, frame: Frame) -> None:
         try:
@@ -141,6 +148,7 @@ class Session(asyncio.Protocol):
         except (TierdError, ValueError, OSError) as error:
             told = error if isinstance(error, TierdError) else ProtocolError(str(error))
             self._answer(frame, protocol.dump_error(told), Kind.ERROR)
+            self._attaching = False
         else:
             self._resident = self.namespace
             self._answer(frame, protocol.dump({"layout": self.namespace.layout.to_json()}))
@@ -154,6 +162,8 @@ class Session(asyncio.Protocol):
             raise LeaseError(f"a prompt of {num_tokens} tokens in room for {room}")
         if len(hashes) < (num_tokens - 1) // namespace.layout.hash_step:
             raise LeaseError(f"{len(hashes)} hashes are too few for {num_tokens} tokens")
+        if len(set(hashes)) != len(hashes):
+            raise LeaseError("a prompt names a block twice")
 
         def notify(lease: Lease) -> None:
             self._push_ready(number, lease)
@@ -190,7 +200,10 @@ class Session(asyncio.Protocol):
         self._answer(frame)
 
     def _status(self, frame: Frame) -> None:
-        self._answer(frame, protocol.dump(self._server.status()))
+        self._spawn(frame, self._status_later(frame))
+
+    async def _status_later(self, frame: Frame) -> None:
+        self._answer(frame, protocol.dump(await self._server.status()))
 
     def _goodbye(self, frame: Frame) -> None:
         self._clean = True
@@ -300,6 +313,7 @@ class Session(asyncio.Protocol):
         if self._grace:
             self._grace.cancel()
         self._server.sessions.discard(self)
+        self._server.session_idle()
 
     def quiesce(self) -> None:
         """The daemon ends: what was asked is answered, nothing more is read."""
@@ -313,17 +327,18 @@ class Session(asyncio.Protocol):
         self.close()
         self._end()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, frame: Frame, work: Coroutine[Any, Any, None]) -> None:
+        """Answer a request later: what has to wait is a task of this session's."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._spawned)
+        task.add_done_callback(partial(self._spawned, frame))
 
-    def _spawned(self, task: asyncio.Task[None]) -> None:
+    def _spawned(self, frame: Frame, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not self._transport:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._break(frame, error)
+        if not self._transport and not self._tasks:
             self._give_back()
-        if not task.cancelled() and (error := task.exception()):
-            log.error("pid %d: attach failed", self.peer.pid, exc_info=error)
 
     def _now(self) -> Access:
         return Access(self._loop.time())

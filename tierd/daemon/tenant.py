@@ -24,7 +24,7 @@ from tierd.daemon.config import Config, TierConfig
 from tierd.daemon.namespace import Namespace
 from tierd.daemon.pool import BlockPool
 from tierd.daemon.tier import Tier
-from tierd.errors import LayoutMismatch
+from tierd.errors import ConfigError, LayoutMismatch
 from tierd.layout import ITEMSIZE, KVLayout
 from tierd.shm import CudaMemory, SharedMemory
 
@@ -68,19 +68,23 @@ class Tenant:
         if self.host and isinstance(self.device, CudaMemory):
             self._pins = await asyncio.to_thread(pin, self.host.array)
         if (ssd := self._config.ssd) is not None:
-            share = self._config.tenants[self.name].share
-            self._volume = await asyncio.to_thread(
-                plugins.volume(ssd.store).open,
-                ssd.path / self.name,
-                nbytes=int(ssd.size * share),
-                min_free_nbytes=ssd.min_free,
-                slab_nbytes=ssd.slab,
-            )
+            share, path = self._config.tenants[self.name].share, ssd.path / self.name
+            try:
+                self._volume = await asyncio.to_thread(
+                    plugins.volume(ssd.store).open,
+                    path,
+                    nbytes=int(ssd.size * share),
+                    min_free_nbytes=ssd.min_free,
+                    slab_nbytes=ssd.slab,
+                )
+            except BlockingIOError:
+                raise ConfigError(f"{path} is in use by another daemon") from None
 
     async def attach(self, name: str, wanted: KVLayout) -> Namespace:
         """The namespace of `wanted`, made if need be; an engine more is in it.
 
-        Raises LayoutMismatch if another layout is attached under that name.
+        A layout has one namespace, whatever other name it is asked for by. Raises LayoutMismatch if
+        another layout is attached under that name, ValueError if no block of it fits.
         """
         async with self._attaching:  # of names only; no copy waits for it
             layout = self._with_blocks(wanted)
@@ -94,6 +98,9 @@ class Tenant:
                 await self._retire(namespace)
                 namespace = None
             if namespace is None:
+                same = [n for n in self.namespaces.values() if n.layout == layout]
+                namespace = next(iter(same), None)
+            if namespace is None:
                 await self._make_way()
                 namespace = await self._create(name, layout)
                 self.namespaces[name] = namespace
@@ -102,8 +109,21 @@ class Tenant:
 
     def _with_blocks(self, wanted: KVLayout) -> KVLayout:
         """The layout with the layer groups that the configured policy chooses, if it has none."""
-        if wanted.groups:
-            return wanted
+        if wanted.nbytes_per_token() > self.device.nbytes:  # before anything is made of its size
+            raise ValueError(
+                f"layout: a token takes {wanted.nbytes_per_token()} bytes, the device tier has "
+                f"{self.device.nbytes}"
+            )
+        layout = wanted if wanted.groups else self._with_groups(wanted)
+        for group in range(len(layout.groups)):
+            if layout.block_nbytes(group) > self.device.nbytes:
+                raise ValueError(
+                    f"layout: a block of group {group} takes {layout.block_nbytes(group)} bytes, "
+                    f"the device tier has {self.device.nbytes}"
+                )
+        return layout
+
+    def _with_groups(self, wanted: KVLayout) -> KVLayout:
         blocks = self._config.blocks
         per_layer = 2 * wanted.num_kv_heads * wanted.head_dim * ITEMSIZE[wanted.dtype]
         windows = wanted.windows or (None,) * wanted.num_layers

@@ -58,6 +58,7 @@ class StoreTransfer:
         self._stores = stores
         self._on_full = on_full
         self._staging: asyncio.Queue[Row] = asyncio.Queue()
+        self._has_staging = bool(staging)
         for row in staging:
             self._staging.put_nowait(row)
         self._writers: dict[Place, _Step] = {}
@@ -201,6 +202,7 @@ class StoreTransfer:
     ) -> dict[Copy, Outcome]:
         """Through host rows, where neither end is memory; as many at once as there are rows."""
         failed: dict[Copy, Outcome] = {}
+        assert self._has_staging, "no end of the route is memory, and there are no rows to stage it"
         for copy in copies:
             staging = await self._staging.get()
             row = staging[: source.block_nbytes]
