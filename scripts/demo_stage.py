@@ -114,19 +114,20 @@ class Stage:
 
     def start_daemon(self) -> float:
         """Start `tierd serve`; returns the seconds until it was ready."""
-        address = self.folder / "ready.sock"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
-            ready.bind(str(address))
-            ready.settimeout(30)
-            begin = time.perf_counter()
-            self.daemon = self._start(
-                "daemon", "-m", "tierd", "serve", "--config", str(self.folder / "tierd.toml"),
-                environment={"NOTIFY_SOCKET": str(address)},
-            )  # fmt: skip
-            ready.recv(64)
-            took = time.perf_counter() - begin
-        address.unlink()
-        return took
+        address = self.folder / "notify.sock"
+        address.unlink(missing_ok=True)
+        # It stays open, because the daemon also says when it stops.
+        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._stack.callback(notify.close)
+        notify.bind(str(address))
+        notify.settimeout(60)
+        begin = time.perf_counter()
+        self.daemon = self._start(
+            "daemon", "-m", "tierd", "serve", "--config", str(self.folder / "tierd.toml"),
+            environment={"NOTIFY_SOCKET": str(address)},
+        )  # fmt: skip
+        notify.recv(64)
+        return time.perf_counter() - begin
 
     def stop_daemon(self, number: signal.Signals) -> float:
         """Signal the daemon; returns the seconds until it was gone."""

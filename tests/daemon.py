@@ -170,10 +170,11 @@ def _notifications(path: Path) -> Iterator[tuple[str, Callable[[int], str]]]:
         def wait(pid: int) -> str:
             pidfd = os.pidfd_open(pid)
             try:
-                ready, _, _ = select.select([inbox, pidfd], [], [], PATIENCE_S)
+                ready, _, _ = select.select([inbox.fileno(), pidfd], [], [], PATIENCE_S)
             finally:
                 os.close(pidfd)
-            return inbox.recv(4096).decode() if inbox in ready else "it ended, or said nothing"
+            told = inbox.fileno() in ready
+            return inbox.recv(4096).decode() if told else "it ended, or said nothing"
 
         yield str(path), wait
         path.unlink()

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,13 @@ from tierd import protocol
 from tierd.errors import DaemonLost, LayoutMismatch, LeaseError, OutOfBlocks, Refused
 from tierd.layout import KVLayout
 from tierd.protocol import Kind, Op, StepRequest
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon takes it all."""
+    with Daemon(tmp_path_factory.mktemp("battered")) as running:
+        yield running
 
 
 def test_nothing_is_acquired_before_a_layout_is_attached(daemon: Daemon) -> None:
@@ -168,9 +176,10 @@ def test_an_empty_prompt_is_the_callers_mistake(daemon: Daemon) -> None:
 
 
 def test_an_unknown_tenant_is_refused(daemon: Daemon) -> None:
+    before = daemon.status()["refused"]
     with nothing_lost(daemon), pytest.raises(Refused, match="there is no tenant 'somebody'"):
         daemon.client(tenant="somebody")
-    assert daemon.status()["refused"] == 1
+    assert daemon.status()["refused"] == before + 1
 
 
 FOREIGNER = """

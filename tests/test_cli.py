@@ -15,6 +15,7 @@ import tierd
 from tests.content import BLOCK, LAYOUT, prompt, serve
 from tests.daemon import PATIENCE_S, Daemon
 from tests.healthy import nothing_lost
+from tierd.daemon.cli import main
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -86,17 +87,35 @@ def test_config_check_prints_what_it_reads_back(tmp_path: Path) -> None:
         ("device = [", ["TOML"]),
     ],
 )
-@pytest.mark.parametrize("verb", [("serve", "--config"), ("config", "check")])
 def test_a_bad_file_is_one_line_that_names_key_and_value(
-    tmp_path: Path, toml: str, told: list[str], verb: tuple[str, str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], toml: str, told: list[str]
 ) -> None:
     file = tmp_path / "tierd.toml"
     file.write_text(toml)
-    ran = command(*verb, file)
+    assert main(["config", "check", str(file)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    for text in (str(file), *told):
+        assert text in printed.err
+
+
+@pytest.mark.parametrize(
+    ("toml", "told"),
+    [
+        ("colour = 1", "colour"),
+        ('device.size = "4 parsecs"', "4 parsecs"),
+        ('ssd.policy = "oracle"\nssd.path = "/tmp/none"', "oracle"),
+    ],
+)
+def test_serve_refuses_a_bad_file_and_makes_nothing(tmp_path: Path, toml: str, told: str) -> None:
+    file = tmp_path / "tierd.toml"
+    file.write_text(f'socket = "{tmp_path}/tierd.sock"\n{toml}')
+    ran = command("serve", "--config", file)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert len(ran.stderr.splitlines()) == 1
-    for text in (str(file), *told):
-        assert text in ran.stderr
+    assert told in ran.stderr
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_serve_says_what_it_cannot_have(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ class Client:
             self._socket.close()
             if self.pool:
                 self.pool.forget_views()
-            if self._memory:
+            if self._memory and os.getpid() == self._pid:  # a child does not have the mapping
                 self._memory.close()
 
     def __enter__(self) -> Self:

@@ -245,8 +245,8 @@ class Server:
             connection.send(protocol.encode(Op.HELLO, Kind.ERROR, 0, protocol.dump_error(error)))
         connection.close()
 
-    async def status(self) -> dict[str, Any]:
-        """Facts for `tierd status`, as JSON."""
+    async def status(self, only: Tenant | None = None) -> dict[str, Any]:
+        """Facts for `tierd status`, as JSON; of one tenant, for an engine that is not ours."""
         turns = self._selector.turns if self._selector else LoopTurns()
         process = await asyncio.to_thread(process_facts, turns)  # it reads /proc
         return {
@@ -257,8 +257,8 @@ class Server:
             "process": process,
             "protocol_errors": self.protocol_errors,
             "refused": self.refused,
-            "sessions": [session.status() for session in self.sessions],
-            "tenants": [tenant.status() for tenant in self._tenants.values()],
+            "sessions": [s.status() for s in self.sessions if only in (None, s.tenant)],
+            "tenants": [t.status() for t in self._tenants.values() if only in (None, t)],
         }
 
 

@@ -55,6 +55,8 @@ class Session(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
         self._unanswered = 0
+        self._unread = False  # what we wrote, by the engine
+        self._quiet = False  # nothing is asked of us any more
         self._answered: set[int] = set()  # leases whose ACQUIRE has been answered
         self._tasks: set[asyncio.Task[None]] = set()
         self._attaching = False
@@ -85,12 +87,20 @@ class Session(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The engine does not read its answers: it is not read either."""
-        if self._transport:
-            self._transport.pause_reading()
+        self._unread = True
+        self._listen()
 
     def resume_writing(self) -> None:
-        if self._transport:
-            self._transport.resume_reading()
+        self._unread = False
+        self._listen()
+
+    def _listen(self) -> None:
+        """Read the engine's requests, or not for now."""
+        if self._transport and not self._transport.is_closing():
+            if self._quiet or self._unread or self._unanswered >= _IN_FLIGHT:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -115,8 +125,8 @@ class Session(asyncio.Protocol):
         if serve is None or frame.kind != Kind.REQUEST:
             raise ProtocolError(f"operation {frame.op} of kind {frame.kind} is none of ours")
         self._unanswered += 1
-        if self._unanswered == _IN_FLIGHT and self._transport:
-            self._transport.pause_reading()
+        if self._unanswered == _IN_FLIGHT:
+            self._listen()
         try:
             serve(self, frame)
         except ProtocolError:
@@ -203,7 +213,9 @@ class Session(asyncio.Protocol):
         self._spawn(frame, self._status_later(frame))
 
     async def _status_later(self, frame: Frame) -> None:
-        self._answer(frame, protocol.dump(await self._server.status()))
+        operator = self.peer.uid in (0, os.getuid())
+        status = await self._server.status(None if operator else self.tenant)
+        self._answer(frame, protocol.dump(status))
 
     def _goodbye(self, frame: Frame) -> None:
         self._clean = True
@@ -234,9 +246,9 @@ class Session(asyncio.Protocol):
         return LeaseState(number, lease.hit, lease.room, ready, ids)
 
     def _answer(self, frame: Frame, body: bytes = b"", kind: Kind = Kind.REPLY) -> None:
-        if self._unanswered == _IN_FLIGHT and self._transport:
-            self._transport.resume_reading()
         self._unanswered -= 1
+        if self._unanswered == _IN_FLIGHT - 1:
+            self._listen()
         self._reply(Op(frame.op), kind, frame.request, body)
         if not self._unanswered:
             self._server.session_idle()
@@ -317,8 +329,8 @@ class Session(asyncio.Protocol):
 
     def quiesce(self) -> None:
         """The daemon ends: what was asked is answered, nothing more is read."""
-        if self._transport:
-            self._transport.pause_reading()
+        self._quiet = True
+        self._listen()
 
     def shut(self) -> None:
         """The daemon ends: no death is waited for any more."""

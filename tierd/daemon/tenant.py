@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -164,12 +164,17 @@ class Tenant:
         if self.host and self._config.host:
             tiers.append(self._memory_tier("host", self._config.host, sizes, owner))
             stores.append([_store(host, self.host.array, n, self._copiers) for n in sizes])
-        if self._volume and self._config.ssd:
-            stores.append(await asyncio.to_thread(self._open_arrays, name, layout))
-            tiers.append(self._ssd_tier(self._volume, self._config.ssd, layout))
-        staging = [np.empty(max(sizes), np.uint8) for _ in range(_STAGING_ROWS)]
-        namespace = Namespace(name, layout, tiers, stores, staging)
-        adopted = await namespace.recover()
+        async with AsyncExitStack() as undo:
+            if self._volume and self._config.ssd:
+                arrays = await asyncio.to_thread(self._open_arrays, name, layout)
+                for array in arrays:
+                    undo.push_async_callback(array.close)
+                stores.append(arrays)
+                tiers.append(self._ssd_tier(self._volume, self._config.ssd, layout))
+            staging = [np.empty(max(sizes), np.uint8) for _ in range(_STAGING_ROWS)]
+            namespace = Namespace(name, layout, tiers, stores, staging)
+            adopted = await namespace.recover()
+            undo.pop_all()
         log.info("%s: attached, %d blocks recovered", name, adopted)
         return namespace
 
