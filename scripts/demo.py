@@ -176,13 +176,13 @@ def play(on: Stage) -> Report:
     """The story, from the first prompt to the last process."""
     act("Preparing: SmolLM2-135M-Instruct from its GGUF file, and the prompts")
     before, demo = in_shared_memory(), Demo(on)
-    act(
-        f"1. The daemon: device 96 MiB, host 128 MiB, SSD 2 GiB; engines A and B, {THREADS} threads"
-    )
+    act(f"1. The daemon: device 96 MiB, host 128 MiB, SSD 2 GiB. Engines A, B; threads: {THREADS}")
     print(f"  daemon ready after {on.start_daemon():.2f} s")
     a, b = on.start_engines(2)
     for engine in (a, b):
-        engine.ask("warm", ids=demo.others(1040))
+        engine.send("warm", ids=demo.others(1040))
+    for engine in (a, b):
+        engine.answer()
     act(f"2. Engine A: prompts that share a system prompt of {demo.system} tokens")
     demo.cold(a)
     act("3. Engine B, another process: the same system prompt, other questions")

@@ -23,7 +23,8 @@ import psutil
 from tierd.client import connect
 
 SCRIPTS = Path(__file__).parent
-THREADS = len(os.sched_getaffinity(0))
+# Two threads of one engine wait for each other, so they would measure who else has the machine.
+THREADS = 1
 CONFIG = """\
 socket = "{folder}/tierd.sock"
 [device]
@@ -87,6 +88,7 @@ class Stage:
             **dict.fromkeys(places, str(folder)),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": str(THREADS),
+            "MKL_NUM_THREADS": str(THREADS),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": str(SCRIPTS),
             "PYTHONWARNINGS": "ignore",

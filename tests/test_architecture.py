@@ -16,7 +16,6 @@ BROAD = {
     "tierd/daemon/session.py": "its top: one engine's surprise must not end the others",
     "tierd/daemon/plugins.py": "importing a stranger's module",
     "tierd/daemon/config.py": "making a stranger's policy",
-    "tierd/engines/transformers.py": "a lease is given back, then it is raised again",
 }
 
 

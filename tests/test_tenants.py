@@ -113,3 +113,29 @@ def test_a_name_goes_to_another_layout_once_nobody_uses_it(tmp_path: Path) -> No
             with daemon.client() as client, client.attach(layout) as pool:
                 assert ask(pool, [*tokens, 7]) == hit
                 assert tiers(client.status())["device"][0]["capacity"] == BLOCKS
+
+
+def test_a_namespace_without_engines_gives_way_to_one_that_has_no_place_at_all(
+    tmp_path: Path,
+) -> None:
+    with Daemon(tmp_path, device="4MiB", host="4MiB", ssd="64MiB") as daemon:
+        with daemon.client() as first:
+            pool = first.attach(LAYOUT)
+            assert ask(pool, range(2 * BLOCKS * BLOCK)) == 0  # it has all of the device tier
+            with daemon.client() as second:
+                other = second.attach(replace(LAYOUT, salt="other"), name="other")
+                with pytest.raises(OutOfBlocks, match="holds 0"):  # while the first is in use
+                    other.acquire(range(BLOCK))
+                pool.close()
+                daemon.until(lambda _: served(other))
+        with daemon.client() as again:
+            tokens = range(2 * BLOCKS * BLOCK)
+            assert ask(again.attach(LAYOUT), tokens) == (2 * BLOCKS - 1) * BLOCK
+
+
+def served(pool: tierd.Pool) -> bool:
+    try:
+        pool.acquire(range(BLOCK)).release()
+    except OutOfBlocks:
+        return False
+    return True

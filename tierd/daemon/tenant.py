@@ -62,6 +62,7 @@ class Tenant:
         self._attaching = asyncio.Lock()
         self._unused: list[str] = []  # arrays on disk that no namespace here has open, oldest first
         self._dropping: asyncio.Task[None] | None = None
+        self._making_way: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Pin host memory where there is a GPU, and open the tenant's folder of the SSD."""
@@ -184,9 +185,22 @@ class Tenant:
         arena = self._arenas[name]
 
         def grow(group: int) -> list[int] | None:
-            return arena.grow((owner, group), sizes[group])
+            ids = arena.grow((owner, group), sizes[group])
+            if ids is None and not tier.pools[group].capacity and self._making_way is None:
+                self._making_way = asyncio.create_task(self._feed_the_starved())
+            return ids
 
-        return _tier(name, config, len(sizes), grow)
+        tier = _tier(name, config, len(sizes), grow)
+        return tier
+
+    async def _feed_the_starved(self) -> None:
+        """A pool has no place at all and no extent is free: who has no engine gives way."""
+        try:
+            async with self._attaching:
+                for namespace in [n for n in self.namespaces.values() if not n.num_sessions]:
+                    await self._retire(namespace)
+        finally:
+            self._making_way = None
 
     def _open_arrays(self, name: str, layout: KVLayout) -> list[BlockStore]:
         """The namespace's arrays on the volume, one a group. This blocks."""
@@ -241,6 +255,8 @@ class Tenant:
 
     async def close(self) -> None:
         """Close every namespace and give the memory and the folder back."""
+        if self._making_way:
+            await self._making_way
         for namespace in self.namespaces.values():
             await namespace.close()
         self.namespaces.clear()

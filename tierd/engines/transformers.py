@@ -14,7 +14,7 @@ the cache learns from the channel: `Cache.update` never sees them. Tiers it does
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from math import gcd
 from types import TracebackType
 from typing import Any, Self
@@ -78,11 +78,10 @@ class TierdCache(Cache):
         self._latest: PagedKeys | None = None
         self._grant = gcd(*(group.block_size for group in pool.layout.groups))
         self._lease = pool.acquire(self._ids, room=self._rounded(len(self._ids)), extra=extra)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.release)
             self.hit = self._lease.wait()
-        except BaseException:
-            self.release()
-            raise
+            undo.pop_all()
         self._layers = [_Layer(self, i, self.hit) for i in range(pool.layout.num_layers)]
         super().__init__(layers=list[Any](self._layers))
         self._steps = Steps(self._lease, pool.layout)
