@@ -185,16 +185,19 @@ class Tenant:
         arena = self._arenas[name]
 
         def grow(group: int) -> list[int] | None:
-            ids = arena.grow((owner, group), sizes[group])
-            if ids is None and not tier.pools[group].capacity and self._making_way is None:
-                self._making_way = asyncio.create_task(self._feed_the_starved())
-            return ids
+            return arena.grow((owner, group), sizes[group])
 
         tier = _tier(name, config, len(sizes), grow)
+        tier.starved = self._starved
         return tier
 
-    async def _feed_the_starved(self) -> None:
-        """A pool has no place at all and no extent is free: who has no engine gives way."""
+    def _starved(self) -> None:
+        """A request found no room: who has no engine gives way, for the next one."""
+        idle = any(not namespace.num_sessions for namespace in self.namespaces.values())
+        if idle and self._making_way is None:
+            self._making_way = asyncio.create_task(self._retire_idle())
+
+    async def _retire_idle(self) -> None:
         try:
             async with self._attaching:
                 for namespace in [n for n in self.namespaces.values() if not n.num_sessions]:

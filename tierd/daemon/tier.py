@@ -15,12 +15,14 @@ class Tier:
     """One rung of the chain: a pool for each layer group.
 
     `grow(group)` gives more places for a group's pool, or None if the tier has no more to give.
-    A paused tier takes nothing new (its medium is full or failing) but still serves.
+    `starved()` is told when a request found too little room. A paused tier takes nothing new (its
+    medium is full or failing) but still serves.
     """
 
     name: str
     pools: Sequence[BlockPool]
     grow: Callable[[int], Iterable[int] | None]
+    starved: Callable[[], None] = lambda: None
     paused: bool = False
 
 
