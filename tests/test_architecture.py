@@ -13,7 +13,7 @@ PACKAGES = ("tierd", "storage", "policies")
 
 # Where a broad `except` may stand, and why.
 BROAD = {
-    "tierd/daemon/session.py": "its top: one engine's surprise must not end the others",
+    "tierd/daemon/connection.py": "its top: one engine's surprise must not end the others",
     "tierd/daemon/plugins.py": "importing a stranger's module",
     "tierd/daemon/config.py": "making a stranger's policy",
 }

@@ -83,7 +83,7 @@ class Client:
             self._memory = SharedMemory(fds[0], device["nbytes"])
         else:
             handle = bytes.fromhex(device["handle"])
-            self._memory = CudaMemory.attach(handle, device["nbytes"], device["index"])
+            self._memory = CudaMemory.attach(handle, device["nbytes"], device["uuid"])
         return welcome
 
     def attach(self, layout: KVLayout, name: str | None = None) -> "Pool":

@@ -6,7 +6,7 @@ stores; a namespace's pools grow out of the tenant's arenas, an extent run or a 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from policies.base import LayerShape
-from storage.base import BlockStore, Volume
+from storage.base import BlockStore
 from storage.host import pin
 from tierd.block import BlockHash
 from tierd.daemon import plugins
 from tierd.daemon.arena import EXTENT_NBYTES, Arena
 from tierd.daemon.config import Config, TierConfig
+from tierd.daemon.disk import Disk
 from tierd.daemon.namespace import Namespace
-from tierd.daemon.pool import BlockPool
 from tierd.daemon.tier import Tier
-from tierd.errors import ConfigError, LayoutMismatch
+from tierd.errors import LayoutMismatch
 from tierd.layout import ITEMSIZE, KVLayout
 from tierd.shm import CudaMemory, SharedMemory
 
@@ -56,12 +56,10 @@ class Tenant:
         self._arenas = {"device": Arena(self.device.nbytes)}
         if self.host:
             self._arenas["host"] = Arena(self.host.nbytes)
-        self._volume: Volume | None = None
+        self._disk: Disk | None = None
         self._pins = ExitStack()
         self.namespaces: dict[str, Namespace] = {}
         self._attaching = asyncio.Lock()
-        self._unused: list[str] = []  # arrays on disk that no namespace here has open, oldest first
-        self._dropping: asyncio.Task[None] | None = None
         self._making_way: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -69,17 +67,7 @@ class Tenant:
         if self.host and isinstance(self.device, CudaMemory):
             self._pins = await asyncio.to_thread(pin, self.host.array)
         if (ssd := self._config.ssd) is not None:
-            share, path = self._config.tenants[self.name].share, ssd.path / self.name
-            try:
-                self._volume = await asyncio.to_thread(
-                    plugins.volume(ssd.store).open,
-                    path,
-                    nbytes=int(ssd.size * share),
-                    min_free_nbytes=ssd.min_free,
-                    slab_nbytes=ssd.slab,
-                )
-            except BlockingIOError:
-                raise ConfigError(f"{path} is in use by another daemon") from None
+            self._disk = await Disk.open(self.name, ssd, self._config.tenants[self.name].share)
 
     async def attach(self, name: str, wanted: KVLayout) -> Namespace:
         """The namespace of `wanted`, made if need be; an engine more is in it.
@@ -146,7 +134,7 @@ class Tenant:
     async def _retire(self, namespace: Namespace) -> None:
         """End a namespace that no engine uses; its blocks live on in the SSD tier, if any."""
         del self.namespaces[namespace.name]
-        if self._volume:
+        if self._disk:
             await namespace.save(asyncio.get_running_loop().time() + self._config.grace)
         await namespace.close()
         owner = namespace.layout.root(self.name)
@@ -166,12 +154,13 @@ class Tenant:
             tiers.append(self._memory_tier("host", self._config.host, sizes, owner))
             stores.append([_store(host, self.host.array, n, self._copiers) for n in sizes])
         async with AsyncExitStack() as undo:
-            if self._volume and self._config.ssd:
-                arrays = await asyncio.to_thread(self._open_arrays, name, layout)
+            if self._disk:
+                in_use = [n.layout.root(self.name) for n in self.namespaces.values()]
+                arrays = await self._disk.arrays(name, layout, in_use)
                 for array in arrays:
                     undo.push_async_callback(array.close)
                 stores.append(arrays)
-                tiers.append(self._ssd_tier(self._volume, self._config.ssd, layout))
+                tiers.append(self._disk.tier(layout))
             staging = [np.empty(max(sizes), np.uint8) for _ in range(_STAGING_ROWS)]
             namespace = Namespace(name, layout, tiers, stores, staging)
             adopted = await namespace.recover()
@@ -187,7 +176,7 @@ class Tenant:
         def grow(group: int) -> list[int] | None:
             return arena.grow((owner, group), sizes[group])
 
-        tier = _tier(name, config, len(sizes), grow)
+        tier = Tier.of(name, plugins.policy(config.policy), config.options, sizes, grow)
         tier.starved = self._starved
         return tier
 
@@ -205,54 +194,9 @@ class Tenant:
         finally:
             self._making_way = None
 
-    def _open_arrays(self, name: str, layout: KVLayout) -> list[BlockStore]:
-        """The namespace's arrays on the volume, one a group. This blocks."""
-        assert self._volume is not None, "no volume is open"
-        names = [_array_name(layout, self.name, group) for group in range(len(layout.groups))]
-        live = {n.layout.root(self.name).hex() for n in self.namespaces.values()}
-        on_disk = self._volume.arrays()
-        self._unused = sorted(
-            (n for n in on_disk if n not in names and n.rpartition("-")[0] not in live),
-            key=lambda name: on_disk[name].written_at,
-        )
-        facts = {"model": name, "layout": layout.to_json(), "tenant": self.name}
-        return [
-            self._volume.array(
-                names[group],
-                layout.block_nbytes(group),
-                {**facts, "group": group, "block_shape": layout.block_shape(group)},
-            )
-            for group in range(len(layout.groups))
-        ]
-
-    def _ssd_tier(self, volume: Volume, config: TierConfig, layout: KVLayout) -> Tier:
-        names = [_array_name(layout, self.name, group) for group in range(len(layout.groups))]
-
-        def grow(group: int) -> range | None:
-            ids = volume.grow(names[group])
-            if ids is None and self._unused and self._dropping is None:
-                self._dropping = asyncio.create_task(self._drop_unused(volume))
-            return ids
-
-        tier = _tier("ssd", config, len(names), grow)
-        for name, pool in zip(names, tier.pools, strict=True):
-            pool.grow(volume.capacity(name))
-        return tier
-
-    async def _drop_unused(self, volume: Volume) -> None:
-        """The disk budget is spent: give up what was longest not written of layouts not in use."""
-        name = self._unused.pop(0)
-        log.info("%s: the SSD budget is spent; dropping the unused array %s", self.name, name)
-        try:
-            await asyncio.to_thread(volume.drop, name)
-        except (OSError, ValueError) as error:
-            log.warning("%s: cannot drop array %s: %s", self.name, name, error)
-        finally:
-            self._dropping = None
-
     async def save(self, deadline: float) -> int:
         """Write what only memory holds to the SSD until `deadline`. Returns the blocks left out."""
-        if self._volume is None:
+        if self._disk is None:
             return 0
         return sum([await namespace.save(deadline) for namespace in self.namespaces.values()])
 
@@ -263,10 +207,8 @@ class Tenant:
         for namespace in self.namespaces.values():
             await namespace.close()
         self.namespaces.clear()
-        if self._dropping:
-            await self._dropping
-        if self._volume:
-            await asyncio.to_thread(self._volume.close)
+        if self._disk:
+            await self._disk.close()
         self._pins.close()
         for memory in (self.device, self.host):
             if memory:
@@ -279,9 +221,8 @@ class Tenant:
             for name, arena in self._arenas.items()
         }
         ssd: dict[str, Any] = {}
-        if self._volume and self._config.ssd:
-            share = self._config.tenants[self.name].share
-            ssd = {"nbytes": int(self._config.ssd.size * share), "nbytes_used": self._volume.nbytes}
+        if self._disk:
+            ssd = {"nbytes": self._disk.nbytes, "nbytes_used": self._disk.nbytes_used}
         return {
             "name": self.name,
             "memory": memory,
@@ -295,19 +236,7 @@ def _part(nbytes: int, share: float) -> int:
     return max(EXTENT_NBYTES, int(nbytes * share) // EXTENT_NBYTES * EXTENT_NBYTES)
 
 
-def _array_name(layout: KVLayout, tenant: str, group: int) -> str:
-    return f"{layout.root(tenant).hex()}-{group}"
-
-
 def _store(
     kind: type[BlockStore], memory: Any, block_nbytes: int, copiers: ThreadPoolExecutor
 ) -> BlockStore:
     return kind(memory, block_nbytes, copiers)  # type: ignore[call-arg]  # plugins.store's form
-
-
-def _tier(
-    name: str, config: TierConfig, groups: int, grow: Callable[[int], Iterable[int] | None]
-) -> Tier:
-    kind = plugins.policy(config.policy)
-    pools = [BlockPool(kind(0, **config.options)) for _ in range(groups)]
-    return Tier(name, pools, grow)

@@ -4,9 +4,11 @@ Plain state that the planner changes; levels are positions in a list, so a tier 
 own.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from typing import Self
 
+from policies.base import EvictionPolicy
 from tierd.daemon.pool import BlockPool
 
 
@@ -24,6 +26,18 @@ class Tier:
     grow: Callable[[int], Iterable[int] | None]
     starved: Callable[[], None] = lambda: None
     paused: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        policy: type[EvictionPolicy],
+        options: Mapping[str, object],
+        groups: Sized,
+        grow: Callable[[int], Iterable[int] | None],
+    ) -> Self:
+        """A tier of empty pools, one for each of `groups`, each with a policy of its own."""
+        return cls(name, [BlockPool(policy(0, **options)) for _ in range(len(groups))], grow)
 
 
 @dataclass(slots=True)
