@@ -169,7 +169,8 @@ def test_what_describe_prints_is_read_back_as_the_same(file: Path, config: Confi
 
 def test_describe_shows_sizes_as_people_write_them() -> None:
     shown = describe(FULL_CONFIG)
-    assert '[device]\nsize = "96MiB"\npolicy = "lru"\nstore = "cpu"\n' in shown
+    assert '[device]\nsize = "96MiB"\npolicy = "lru"\n' in shown
+    assert 'watermarks = [0.05, 0.1]\nstore = "cpu"\n' in shown
     assert "size = 1500000000\n" in shown
     assert "[tenants.alice]\nuids = [1000, 1001]\nshare = 0.75\n" in shown
 

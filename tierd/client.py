@@ -257,6 +257,16 @@ class Pool:
                 raise
         return lease
 
+    def prefetch(
+        self, tokens: Tokens, *, within: float = 60.0, extra: Mapping[int, bytes] | None = None
+    ) -> None:
+        """Say that this prompt is expected within so many seconds: what it would hit on SSD is
+        brought into host memory meanwhile. A hint: nothing is leased, nothing promised."""
+        ids = token_array(tokens)
+        chain = PrefixChain(self._root, self.layout.hash_step, extra)
+        chain.append(ids)
+        self.client.call(Op.PREFETCH, protocol.dump_prefetch(within, len(ids), chain.hashes))
+
     def advance(self, steps: Sequence[tuple["Lease", int, int]]) -> None:
         """For each `(lease, committed, room)` of a batch: freeze its first `committed` tokens and
         have places for `room`, in one message, or none if no block fills and none is needed.

@@ -8,7 +8,8 @@ by the `Transfer` it was given; with one that moves none this class is the simul
 It knows no socket, no file, no clock and no byte.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 
 from policies.base import Access
@@ -132,6 +133,35 @@ class TieredCache:
     def thaw(self, group: int, block: Block) -> None:
         """The engine that could write a quarantined block is really gone."""
         self._pools[group].thaw(block)
+
+    def reclaim(self, limit: int) -> list[Copy]:
+        """Make cold blocks clean ahead, at most `limit` a pool; returns the copies begun."""
+        for level in range(len(self.chain.tiers) - 1):
+            for group in range(len(self._sizes)):
+                self.chain.clean_ahead(level, group, limit, self._access)
+        return self._emit()
+
+    def prefetch(
+        self, hashes: Sequence[BlockHash], num_tokens: int, limit: int, access: Access
+    ) -> list[Copy]:
+        """Bring what a prompt would hit from further below into host memory, at most `limit` blocks
+        that are not there yet; returns the copies begun. It evicts nothing that would be missed.
+        """
+        hit = self.match.hit(hashes, num_tokens)
+        for group in range(len(self._sizes)):
+            found = self.match.find(group, hashes, hit)
+            with self._pinned(group, found):  # of the hit nothing gives way to the rest of it
+                below = [(level, block) for _, level, block in found if level > 1][:limit]
+                self.chain.fetch(group, below, access)
+        return self._emit()
+
+    @contextmanager
+    def _pinned(self, group: int, found: Sequence[tuple[int, int, Block]]) -> Iterator[None]:
+        for _, level, block in found:
+            self.chain.tiers[level].pools[group].pin(block)
+        yield
+        for _, level, block in found:
+            self.chain.tiers[level].pools[group].unpin(block)
 
     def save(self, unsaved: Sequence[tuple[int, int, Block]]) -> None:
         """Copy some of `chain.unsaved()` into the coldest tier; they stay where they are too."""
@@ -316,10 +346,11 @@ class TieredCache:
                 lease.tables[group][index] = rooms[group].pop()
         self._emit()
 
-    def _emit(self) -> None:
-        """Have the planned copies carried out."""
+    def _emit(self) -> list[Copy]:
+        """Have the planned copies carried out; returns them."""
         if copies := self.chain.take():
             self._transfer.submit(copies, self.settle)
+        return copies
 
 
 def _tell(lease: Lease) -> None:

@@ -15,6 +15,8 @@ from tierd.daemon.tier import Counts, Tier
 from tierd.errors import OutOfBlocks
 from tierd.layout import KVLayout
 
+_MOST_AHEAD = 256  # blocks a pool keeps clean ahead, however large it is
+
 
 class TierChain:
     """The tiers of one namespace, hottest first."""
@@ -110,6 +112,26 @@ class TierChain:
         self.counts.demoted += fits
         return fits
 
+    def clean_ahead(self, level: int, group: int, limit: int, access: Access) -> None:
+        """Plan copies down, at most `limit`, of the coldest blocks that the tier below lacks, if
+        fewer places than the low watermark are free or can be evicted at once; up to the high one.
+
+        The blocks stay: an eviction then moves no bytes, so that a request need not wait for one
+        (the kernel's kswapd is the model).
+        """
+        tier, pool = self.tiers[level], self.tiers[level].pools[group]
+        low, high = (min(_MOST_AHEAD, int(mark * pool.capacity)) for mark in tier.watermarks)
+        below, at_hand, dirty = self.tiers[level + 1].pools[group], pool.num_free, list[Block]()
+        for block in pool.evictable():
+            if at_hand + len(dirty) >= high:
+                break
+            if block.key and below.get(block.key) is None:
+                dirty.append(block)
+            else:
+                at_hand += 1
+        if at_hand < low:
+            self._copy_down(level, group, dirty[:limit], level + 1, access, pin=True)
+
     def load(
         self,
         group: int,
@@ -147,6 +169,18 @@ class TierChain:
         for block in clean[: max(0, wanted)]:
             pool.evict(block)
         return iter(pool.allocate(min(len(below), pool.num_free)))
+
+    def fetch(self, group: int, below: Sequence[tuple[int, Block]], access: Access) -> None:
+        """Plan copies of blocks of lower levels into host memory, as far as it has places."""
+        places = self.landing_places(group, below)
+        for (level, source), place in zip(below, places, strict=False):
+            assert source.key is not None, f"block {source.block_id} has no name"
+            self.tiers[level].pools[group].pin(source)
+            host = self.tiers[1].pools[group]
+            host.load(place, source.key, source.parent, access)
+            host.unpin(place)
+            key, parent = source.key, source.parent
+            self._plan(group, level, source, 1, place, key, parent, holds=True)
 
     def unsaved(self) -> list[tuple[int, int, Block]]:
         """`(level, group, block)` of what only volatile tiers hold, hottest first, as far as the

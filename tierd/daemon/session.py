@@ -7,18 +7,19 @@ An engine hears of a place only when no demotion still reads it.
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from policies.base import Access
 from tierd import protocol
-from tierd.block import Block
+from tierd.block import Block, BlockHash
 from tierd.daemon.connection import Connection
 from tierd.daemon.copy import Place
 from tierd.daemon.greeting import Peer
 from tierd.daemon.lease import Lease
 from tierd.daemon.namespace import Namespace
 from tierd.daemon.tenant import Tenant
+from tierd.daemon.upkeep import Prefetch
 from tierd.errors import LeaseError, ProtocolError, TierdError
 from tierd.layout import KVLayout
 from tierd.protocol import Frame, LeaseState, Op
@@ -91,15 +92,13 @@ class Session(Connection):
             raise LeaseError(f"lease {number} is in use")
         if not 1 <= num_tokens <= room:
             raise LeaseError(f"a prompt of {num_tokens} tokens in room for {room}")
-        if len(hashes) < (num_tokens - 1) // namespace.layout.hash_step:
-            raise LeaseError(f"{len(hashes)} hashes are too few for {num_tokens} tokens")
-        if len(set(hashes)) != len(hashes):
-            raise LeaseError("a prompt names a block twice")
+        self._check_prompt(num_tokens, hashes)
 
         def notify(lease: Lease) -> None:
             self._push_ready(number, lease)
 
         lease = namespace.cache.acquire(hashes, num_tokens, room, self._now(), notify)
+        namespace.upkeep.stir()
         self.leases[number] = lease
 
         def answer() -> None:
@@ -115,6 +114,7 @@ class Session(Connection):
         requests = protocol.parse_steps(frame.body)
         steps = [(self._lease(r.lease), r.committed, r.hashes, r.room) for r in requests]
         added = namespace.cache.advance(steps, self._now())
+        namespace.upkeep.stir()
         body = protocol.dump_added([[_ids(blocks) for blocks in step] for step in added])
         new = [place for step in added for place in _places(step)]
         self._when_idle(new, lambda: self.answer(frame, body))
@@ -128,6 +128,14 @@ class Session(Connection):
         for number, lease in zip(numbers, leases, strict=True):
             namespace.cache.release(lease, self._now())
             self._forget(number)
+        namespace.upkeep.stir()
+        self.answer(frame)
+
+    def _prefetch(self, frame: Frame) -> None:
+        namespace = self._attached()
+        seconds, num_tokens, hashes = protocol.parse_prefetch(frame.body)
+        self._check_prompt(num_tokens, hashes)
+        namespace.upkeep.prefetch(Prefetch(hashes, num_tokens, self._loop.time() + seconds))
         self.answer(frame)
 
     def _status(self, frame: Frame) -> None:
@@ -177,6 +185,12 @@ class Session(Connection):
         if self.namespace is None:
             raise LeaseError("attach a layout first")
         return self.namespace
+
+    def _check_prompt(self, num_tokens: int, hashes: Sequence[BlockHash]) -> None:
+        if len(hashes) < (num_tokens - 1) // self._attached().layout.hash_step:
+            raise LeaseError(f"{len(hashes)} hashes are too few for {num_tokens} tokens")
+        if len(set(hashes)) != len(hashes):
+            raise LeaseError("a prompt names a block twice")
 
     def _lease(self, number: int) -> Lease:
         if (lease := self.leases.get(number)) is None:
@@ -263,6 +277,7 @@ _SERVES: dict[int, Callable[[Session, Frame], None]] = {
     Op.ACQUIRE: Session._acquire,
     Op.ADVANCE: Session._advance,
     Op.RELEASE: Session._release,
+    Op.PREFETCH: Session._prefetch,
     Op.STATUS: Session._status,
     Op.GOODBYE: Session._goodbye,
 }

@@ -20,7 +20,7 @@ from storage.host import pin
 from tierd.block import BlockHash
 from tierd.daemon import plugins
 from tierd.daemon.arena import EXTENT_NBYTES, Arena
-from tierd.daemon.config import Config, TierConfig
+from tierd.daemon.config import Config, MemoryConfig
 from tierd.daemon.disk import Disk
 from tierd.daemon.namespace import Namespace
 from tierd.daemon.tier import Tier
@@ -169,7 +169,7 @@ class Tenant:
         return namespace
 
     def _memory_tier(
-        self, name: str, config: TierConfig, sizes: Sequence[int], owner: BlockHash
+        self, name: str, config: MemoryConfig, sizes: Sequence[int], owner: BlockHash
     ) -> Tier:
         arena = self._arenas[name]
 
@@ -177,7 +177,7 @@ class Tenant:
             return arena.grow((owner, group), sizes[group])
 
         tier = Tier.of(name, plugins.policy(config.policy), config.options, sizes, grow)
-        tier.starved = self._starved
+        tier.starved, tier.watermarks = self._starved, config.watermarks
         return tier
 
     def _starved(self) -> None:

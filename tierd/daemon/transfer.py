@@ -94,6 +94,12 @@ class StoreTransfer:
             step.then.append((barrier, False))
         return False
 
+    async def idle(self, places: Iterable[Place]) -> None:
+        """Wait until nothing reads or writes `places`."""
+        told = asyncio.Event()
+        if not self.when_idle(places, told.set):
+            await told.wait()
+
     @property
     def busy(self) -> bool:
         return bool(self._writers)
@@ -237,9 +243,11 @@ class StoreTransfer:
             del self._readers[source]
 
 
-def _route(step: _Step) -> tuple[int, int, int]:
-    assert step.copy is not None, "a barrier does not run"
-    return (step.copy.src_level, step.copy.dst_level, step.copy.group)
+def _route(step: _Step) -> tuple[bool, int, int, int]:
+    """The batches of one route together, those on their way up first: somebody waits for them."""
+    copy = step.copy
+    assert copy is not None, "a barrier does not run"
+    return (copy.dst_level > copy.src_level, copy.src_level, copy.dst_level, copy.group)
 
 
 def _ids(copies: Sequence[Copy], end: str) -> list[int]:
