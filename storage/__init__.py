@@ -1,1 +1,1 @@
-"""Block stores: media that hold equal blocks of bytes. They know nothing of tokens or of each other."""
+"""Block stores: media that hold equal blocks of bytes, and know nothing of tokens."""

@@ -60,7 +60,7 @@ class BlockStore(ABC):
     async def copy(self, src: int, dst: int) -> None:
         """Copy one block, and its tag, within the store."""
 
-    async def flush(self) -> None:
+    async def flush(self) -> None:  # noqa: B027  # a volatile store has nothing to do
         """Make everything written so far readable to whoever opens the medium next."""
 
     async def recover(self) -> Iterable[tuple[int, bytes]]:
@@ -70,7 +70,7 @@ class BlockStore(ABC):
         """
         return ()
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027  # nor to give back
         """Flush, and give back what the store holds. The memory it was handed is its owner's."""
 
 
@@ -84,11 +84,13 @@ class MemoryStore(BlockStore):
 
 @dataclass(frozen=True, slots=True)
 class ArrayFacts:
-    """One array of a volume: what was said of it when it was made, and the bytes it occupies."""
+    """One array of a volume: what was said of it when it was made, the bytes it occupies, and when
+    it was last written (seconds since 1970, 0 if never)."""
 
     attributes: Mapping[str, object]
     block_nbytes: int
     nbytes: int
+    written_at: float
 
 
 class Volume(ABC):

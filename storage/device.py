@@ -65,10 +65,12 @@ def _copy(
     """Queue every copy on `stream` and wait, in this thread, for the last of them."""
     import torch
 
-    with torch.cuda.stream(stream):
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source, non_blocking=True)
-        # A blocking event sleeps instead of spinning on a core that an engine could use.
-        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    # A blocking event sleeps instead of spinning on a core that an engine could use.
+    done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    try:
+        with torch.cuda.stream(stream):
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=True)
+    finally:  # what was queued before an error still writes the caller's rows
         done.record(stream)
-    done.synchronize()
+        done.synchronize()

@@ -1,10 +1,9 @@
 """Pinned host memory: an arena that a GPU can copy from and to at full speed.
 
-Pinning registers the memory with this process's CUDA driver, until `close`. It belongs to the
-memory, not to the blocks: of several stores over one arena, one is told `pin=True`.
+Pinning registers memory with this process's CUDA driver. It belongs to the memory, not to blocks:
+whoever made the memory pins it once, however many stores lie over it.
 """
 
-from concurrent.futures import Executor
 from contextlib import ExitStack
 
 from storage.arena import ArenaStore
@@ -16,20 +15,14 @@ CUDA_HOST_REGISTER_PORTABLE = 1
 
 
 class HostStore(ArenaStore):
-    """Blocks in host memory. With `pin=True`, making one takes seconds for a large arena."""
-
-    def __init__(
-        self, memory: Row, block_nbytes: int, executor: Executor, *, pin: bool = False
-    ) -> None:
-        super().__init__(memory, block_nbytes, executor)
-        self._pins = _pin(memory) if pin else ExitStack()
-
-    async def close(self) -> None:
-        self._pins.close()
+    """Blocks in host memory."""
 
 
-def _pin(memory: Row) -> ExitStack:
-    """Register all of `memory`, or none of it; closing the result gives it back."""
+def pin(memory: Row) -> ExitStack:
+    """Register all of `memory`, or none of it; closing the result gives it back.
+
+    This takes seconds for a large arena. Raises RuntimeError if the driver refuses.
+    """
     import torch
 
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -57,6 +57,10 @@ class SlabFiles:
     def _total(self, made: list[int]) -> int:
         return sum(made) + (self.num_slabs - len(made)) * self.geometry.footprint
 
+    def written_at(self) -> float:
+        """When a slab was last written, in seconds since 1970; 0 without slabs."""
+        return max((self.path(slab).stat().st_mtime for slab in self.made()), default=0.0)
+
     def made(self) -> list[int]:
         return sorted(self._made)
 

@@ -71,7 +71,10 @@ class SsdVolume(Volume):
     def arrays(self) -> Mapping[str, ArrayFacts]:
         return {
             name: ArrayFacts(
-                document.attributes, document.geometry.block_nbytes, self._files[name].nbytes
+                document.attributes,
+                document.geometry.block_nbytes,
+                self._files[name].nbytes,
+                self._files[name].written_at(),
             )
             for name, document in self._documents.items()
         }

@@ -36,13 +36,14 @@ def test_a_block_across_two_owners_is_nobodys() -> None:
 
 def test_ids_are_offsets_in_blocks_of_the_owners_own_size() -> None:
     memory = arena(4)
-    assert memory.grow("a", 8) == [0, 1]
-    assert memory.grow("b", 4) == [4, 5, 6, 7]
+    assert memory.grow("a", 8) == [0]
+    assert memory.grow("b", 4) == [2, 3]
 
 
 def test_an_exhausted_arena_gives_none_and_changes_nothing() -> None:
     memory = arena(2)
-    assert memory.grow("a", 8) == [0, 1]
+    assert memory.grow("a", 8) == [0]
+    assert memory.grow("a", 8) == [1]
     assert memory.grow("a", 8) is None
     assert memory.grow("b", 8) is None
     assert memory.nbytes_free == 0
@@ -63,8 +64,8 @@ def test_a_block_may_be_larger_than_an_extent() -> None:
 
 def test_a_large_block_is_found_wherever_it_is_aligned() -> None:
     memory = arena(15)
-    assert memory.grow("a", 8) == [0, 1]
-    # Blocks of five extents begin at extents 0, 5 and 10: six extents from 2 on hold none.
+    assert memory.grow("a", 8) == [0]
+    # Blocks of five extents begin at extents 0, 5 and 10: five extents from 1 on hold none.
     assert memory.grow("b", 5 * EXTENT) == [1]
 
 
@@ -77,7 +78,7 @@ def test_a_released_run_is_given_out_again() -> None:
     memory.grow("a", 8)
     memory.release("a")
     assert memory.nbytes_free == 2 * EXTENT
-    assert memory.grow("b", 4) == [0, 1, 2, 3]
+    assert memory.grow("b", 4) == [0, 1]
 
 
 def test_releasing_an_owner_leaves_the_others_theirs() -> None:
@@ -85,8 +86,14 @@ def test_releasing_an_owner_leaves_the_others_theirs() -> None:
     memory.grow("a", 8)
     memory.grow("b", 8)
     memory.release("b")
-    assert memory.nbytes_free == 2 * EXTENT
-    assert memory.grow("c", 8) == [2, 3]
+    assert memory.nbytes_free == 3 * EXTENT
+    assert memory.grow("c", 8) == [1]
+
+
+def test_two_owners_share_what_little_there_is() -> None:
+    memory = arena(2)
+    assert memory.grow("a", 4) == [0, 1]
+    assert memory.grow("b", 4) == [2, 3]
 
 
 @pytest.mark.parametrize("owners", ["aba", "bab", "ba"])

@@ -15,7 +15,6 @@ from tierd.daemon.config import (
     HostConfig,
     SsdConfig,
     TenantConfig,
-    default_socket,
     describe,
 )
 from tierd.errors import ConfigError
@@ -170,19 +169,21 @@ def test_what_describe_prints_is_read_back_as_the_same(file: Path, config: Confi
 
 def test_describe_shows_sizes_as_people_write_them() -> None:
     shown = describe(FULL_CONFIG)
-    assert '[device]\nsize = "96MiB"\npolicy = "lru"\nstore = "cpu"\n' in shown
+    assert '[device]\nsize = "96MiB"\npolicy = "lru"\n' in shown
+    assert 'watermarks = [0.05, 0.1]\nstore = "cpu"\n' in shown
     assert "size = 1500000000\n" in shown
     assert "[tenants.alice]\nuids = [1000, 1001]\nshare = 0.75\n" in shown
 
 
 def test_the_socket_is_where_the_user_can_make_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIERD_SOCKET", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
-    assert default_socket() == Path("/run/user/7/tierd/tierd.sock")
+    assert Config.default().socket == Path("/run/user/7/tierd/tierd.sock")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    assert default_socket() == Path("/run/tierd/tierd.sock")
+    assert Config.default().socket == Path("/run/tierd/tierd.sock")
     monkeypatch.setattr(os, "getuid", lambda: 7)
-    assert default_socket() == Path("/tmp/tierd-7/tierd.sock")
+    assert Config.default().socket == Path("/tmp/tierd-7/tierd.sock")
 
 
 def test_the_example_file_is_good_and_says_something_of_every_key() -> None:

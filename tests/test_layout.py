@@ -116,7 +116,7 @@ def test_the_root_changes_with_the_tenant_and_with_nothing_else() -> None:
 
 
 def test_the_root_is_the_one_that_disks_know() -> None:
-    assert LAYOUT.root("tenant").hex() == "GOLDEN"
+    assert LAYOUT.root("tenant").hex() == "2a058f64790fe6ef852b1f97536c4d95"
 
 
 def test_which_text_is_in_which_field_matters() -> None:

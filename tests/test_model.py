@@ -87,7 +87,7 @@ class Engines(RuleBasedStateMachine):
             taken, left[group] = left[group][:5], left[group][5:]
             return taken or None
 
-        return Tier(name, [BlockPool(LRU(0)) for _ in SIZES], grow)
+        return Tier(name, [BlockPool(LRU(0)) for _ in SIZES], grow, watermarks=(0.3, 0.6))
 
     def pause(self, level: int) -> None:
         self.tiers[level].paused = True
@@ -263,6 +263,18 @@ class Engines(RuleBasedStateMachine):
         for tier in self.tiers:
             tier.paused = False
 
+    @rule(limit=NUMBERS)
+    def reclaim(self, limit: int) -> None:
+        self.on_loop(lambda: self.cache.reclaim(1 + limit % 4))
+
+    @rule(trunk=NUMBERS, limit=NUMBERS)
+    def prefetch(self, trunk: int, limit: int) -> None:
+        chain = PrefixChain(LAYOUT.root("tenant"), LAYOUT.hash_step)
+        chain.append(tokens := TRUNKS[trunk % len(TRUNKS)])
+        self.on_loop(
+            lambda: self.cache.prefetch(chain.hashes, len(tokens), 1 + limit % 4, self.now())
+        )
+
     @rule()
     def save(self) -> None:
         unsaved = self.cache.chain.unsaved()
@@ -335,6 +347,8 @@ MIX = {  # how often a seeded run does what
     Engines.an_operation_ends: 16,
     Engines.everything_ends: 1,
     Engines.the_medium_recovers: 2,
+    Engines.reclaim: 2,
+    Engines.prefetch: 2,
     Engines.save: 1,
 }
 

@@ -31,6 +31,7 @@ Install = Callable[..., None]
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Installs a distribution with entry points, and modules, in a folder of its own."""
     monkeypatch.syspath_prepend(tmp_path)
+    plugins._find.cache_clear()
 
     def install(group: str, distribution: str = "stranger", **points: str) -> None:
         folder = tmp_path / f"{distribution}-1.0.dist-info"
@@ -46,6 +47,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     (tmp_path / "stranger_invalid.py").write_text("def (")
     yield install
     monkeypatch.undo()
+    plugins._find.cache_clear()
 
 
 def test_our_own_come_through_the_same_door() -> None:

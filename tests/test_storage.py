@@ -148,24 +148,24 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], FakeCudart]:
     return install
 
 
-async def test_a_pinned_arena_is_registered_in_chunks_until_it_is_closed(
-    executor: ThreadPoolExecutor, fake_cuda: Callable[[int], FakeCudart]
+def test_a_pinned_arena_is_registered_in_chunks_until_it_is_closed(
+    fake_cuda: Callable[[int], FakeCudart],
 ) -> None:
     cudart, arena = fake_cuda(99), make_arena((1 << 17) + 4096)
-    store = HostStore(arena, 4096, executor, pin=True)
+    pins = storage.host.pin(arena)
     start = arena.ctypes.data
     assert cudart.pinned == {start: 1 << 16, start + (1 << 16): 1 << 16, start + (1 << 17): 4096}
-    await store.close()
-    await store.close()
+    pins.close()
+    pins.close()
     assert not cudart.pinned
 
 
 def test_an_arena_is_pinned_whole_or_not_at_all(
-    executor: ThreadPoolExecutor, fake_cuda: Callable[[int], FakeCudart]
+    fake_cuda: Callable[[int], FakeCudart],
 ) -> None:
     cudart = fake_cuda(1)
     with pytest.raises(RuntimeError, match="CUDA error 2"):
-        HostStore(make_arena(1 << 18), 4096, executor, pin=True)
+        storage.host.pin(make_arena(1 << 18))
     assert not cudart.pinned
 
 

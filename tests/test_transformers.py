@@ -395,10 +395,45 @@ def test_another_prompt_than_the_caches_is_never_committed(
     model, ids = llama(), prompt(40)
     pool = pool_of(model)
     model.set_attn_implementation(NAME)
-    with TierdCache(pool, ids) as cache, pytest.raises(ValueError, match="not the prompt"):
+    with TierdCache(pool, ids) as cache, pytest.raises(ValueError, match="not the sequence"):
         greedy(model, prompt(40, seed=9), cache=cache, logits_processor=[cache.channel])
     with TierdCache(pool, ids) as cache:
         assert cache.hit == 0
+        said = greedy(model, ids, cache=cache, logits_processor=[cache.channel])
+        said[0, 45] += 1
+        with pytest.raises(ValueError, match="not the sequence"):
+            greedy(model, said, 20, cache=cache, logits_processor=[cache.channel])
+
+
+def test_inputs_that_token_ids_do_not_name_need_a_hash(pool_of: Callable[[Any], Pool]) -> None:
+    model, ids = llama(), prompt(40)
+    pool, positions = pool_of(model), torch.arange(40)[None]
+    with pytest.raises(ValueError, match="position_ids: not named by token ids"):
+        ours(model, pool, ids, position_ids=positions)
+    for _ in range(2):
+        got = ours(model, pool, ids, position_ids=positions, extra={3: b"positions"})
+        assert torch.equal(got, greedy(model, ids, position_ids=positions))
+    with TierdCache(pool, ids) as plain, TierdCache(pool, ids, extra={3: b"positions"}) as other:
+        assert (plain.hit, other.hit) == (0, 32)
+
+
+def test_a_cache_is_not_used_after_a_forward_pass_that_was_broken_off(
+    pool_of: Callable[[Any], Pool],
+) -> None:
+    model, ids = llama(), prompt(40)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model.set_attn_implementation(NAME)
+    with TierdCache(pool_of(model), ids) as cache:
+        with (
+            model.model.layers[1].mlp.register_forward_pre_hook(interrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            greedy(model, ids, cache=cache)
+        with pytest.raises(RuntimeError, match="broken off"):
+            greedy(model, torch.cat((ids, ids), 1), cache=cache)
 
 
 def test_without_a_dict_the_key_tensor_carries_the_way_to_the_blocks(

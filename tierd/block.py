@@ -5,7 +5,7 @@ one pool of one tier. Nothing here knows sizes, tiers or policies.
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 from typing import NewType
 
 BlockId = NewType("BlockId", int)
@@ -14,14 +14,19 @@ BlockHash = NewType("BlockHash", bytes)
 HASH_NBYTES = 16
 
 
-class State(Enum):
+class State(IntEnum):
     """What a place is at the moment; every place is in exactly one of the five."""
 
-    FREE = "free"
-    LOADING = "loading"  # findable, not yet readable; its references are those who wait
-    PRIVATE = "private"  # not findable, written by one lease
-    COMMITTED = "committed"  # findable, immutable
-    QUARANTINED = "quarantined"  # a dead engine may still write it
+    FREE = 0
+    LOADING = 1  # findable, not yet readable; its references are those who wait
+    PRIVATE = 2  # not findable, written by one lease
+    COMMITTED = 3  # findable, immutable
+    QUARANTINED = 4  # a dead engine may still write it
+
+    @property
+    def word(self) -> str:
+        """The state's name as people read it."""
+        return self.name.lower()
 
 
 @dataclass(slots=True, eq=False)

@@ -83,7 +83,7 @@ class Client:
             self._memory = SharedMemory(fds[0], device["nbytes"])
         else:
             handle = bytes.fromhex(device["handle"])
-            self._memory = CudaMemory.attach(handle, device["nbytes"], device["index"])
+            self._memory = CudaMemory.attach(handle, device["nbytes"], device["uuid"])
         return welcome
 
     def attach(self, layout: KVLayout, name: str | None = None) -> "Pool":
@@ -116,11 +116,16 @@ class Client:
                 raise protocol.parse_error(reply.body)
             return reply.body
 
-    def await_push(self) -> None:
-        """Wait for the daemon to push something, and take it in."""
+    def await_push(self, done: Callable[[], bool]) -> bool:
+        """Unless `done()`, wait for the daemon to push something, and take it in; returns `done()`.
+
+        Another thread's call may have taken in the push that is waited for, so it is asked first.
+        """
         with self._lock:
-            self._check()
-            self._receive()
+            if not done():
+                self._check()
+                self._receive()
+            return done()
 
     def _check(self) -> None:
         if self._lost:
@@ -132,6 +137,9 @@ class Client:
         try:
             self._socket.sendall(data)
         except OSError as error:
+            if isinstance(error, BrokenPipeError | ConnectionResetError):
+                while self._receive() is None:  # the daemon may have said why before it hung up
+                    pass
             raise self._lose(str(error)) from None
 
     def _receive(self, take: Callable[[bytes], None] | None = None) -> Frame | None:
@@ -171,7 +179,7 @@ class Client:
             self._socket.close()
             if self.pool:
                 self.pool.forget_views()
-            if self._memory:
+            if self._memory and os.getpid() == self._pid:  # a child does not have the mapping
                 self._memory.close()
 
     def __enter__(self) -> Self:
@@ -248,6 +256,16 @@ class Pool:
                 del self._leases[lease.number]
                 raise
         return lease
+
+    def prefetch(
+        self, tokens: Tokens, *, within: float = 60.0, extra: Mapping[int, bytes] | None = None
+    ) -> None:
+        """Say that this prompt is expected within so many seconds: what it would hit on SSD is
+        brought into host memory meanwhile. A hint: nothing is leased, nothing promised."""
+        ids = token_array(tokens)
+        chain = PrefixChain(self._root, self.layout.hash_step, extra)
+        chain.append(ids)
+        self.client.call(Op.PREFETCH, protocol.dump_prefetch(within, len(ids), chain.hashes))
 
     def advance(self, steps: Sequence[tuple["Lease", int, int]]) -> None:
         """For each `(lease, committed, room)` of a batch: freeze its first `committed` tokens and
@@ -330,8 +348,8 @@ class Lease:
         self.check()
         groups = len(self._pool.layout.groups)
         wanted = (1 << groups) - 1 if group is None else 1 << group
-        while self._ready & wanted != wanted:
-            self._pool.client.await_push()
+        while not self._pool.client.await_push(lambda: self._ready & wanted == wanted):
+            pass
         if self.room < self.num_tokens and group is None:
             self.extend(self.num_tokens)  # a hit cut short under pressure gave its room back
         return self.hit

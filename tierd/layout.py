@@ -21,6 +21,16 @@ from tierd.block import HASH_NBYTES, BlockHash
 PAGE = 4096
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+_TEXTS = ("model", "dtype", "revision", "adapter", "salt")
+_LEAST = {
+    "num_layers": 1,
+    "num_kv_heads": 1,
+    "head_dim": 1,
+    "num_ranks": 1,
+    "rank": 0,
+    "granule": 0,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
@@ -55,27 +65,35 @@ class KVLayout:
     granule: int = 0  # tokens between two hashes; 0: the gcd of the block sizes
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_kv_heads", "head_dim", "num_ranks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"layout: {name} must be at least 1, not {getattr(self, name)}")
+        for name in _TEXTS:
+            if not isinstance(value := getattr(self, name), str):
+                raise ValueError(f"layout: {name} must be text, not {value!r}")
+        for name, least in _LEAST.items():
+            _check_integer(name, getattr(self, name), least)
+        if self.rank >= self.num_ranks:
+            raise ValueError(f"layout: rank {self.rank} is not below num_ranks {self.num_ranks}")
         if self.dtype not in ITEMSIZE:
             raise ValueError(f"layout: dtype {self.dtype!r} is not one of {', '.join(ITEMSIZE)}")
         if self.windows and len(self.windows) != self.num_layers:
             raise ValueError(
                 f"layout: {len(self.windows)} windows given for {self.num_layers} layers"
             )
+        for window in self.windows:
+            if window is not None:
+                _check_integer("windows", window, 1)
         if self.groups:
             self._check_groups()
 
     def _check_groups(self) -> None:
-        layers = sorted(layer for group in self.groups for layer in group.layers)
-        if layers != list(range(self.num_layers)):
+        layers = [layer for group in self.groups for layer in group.layers]
+        for layer in layers:
+            _check_integer("layers of groups", layer, 0)
+        if sorted(layers) != list(range(self.num_layers)):
             raise ValueError(
-                f"layout: groups cover layers {layers}, not 0 to {self.num_layers - 1}"
+                f"layout: groups cover layers {sorted(layers)}, not 0 to {self.num_layers - 1}"
             )
         for group in self.groups:
-            if group.block_size < 1:
-                raise ValueError(f"layout: block_size must be at least 1, not {group.block_size}")
+            _check_integer("block_size", group.block_size, 1)
             if len({self._window_of(layer) for layer in group.layers}) != 1:
                 raise ValueError(f"layout: layers {group.layers} share a group but not a window")
         sizes = [group.block_size for group in self.groups]
@@ -151,12 +169,21 @@ class KVLayout:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         """Raises ValueError if a field is missing, unknown or of the wrong kind."""
+        if not isinstance(values, dict):
+            raise ValueError(f"layout: need an object of fields, not {values!r}")
+        groups, windows = values.get("groups", ()), values.get("windows", ())
+        if not isinstance(windows, (list, tuple)):
+            raise ValueError(f"layout: windows must be a list, not {windows!r}")
         try:
-            groups = tuple(
-                LayerGroup(tuple(int(layer) for layer in g["layers"]), int(g["block_size"]))
-                for g in values.get("groups", ())
-            )
-            windows = tuple(None if w is None else int(w) for w in values.get("windows", ()))
-            return cls(**{**values, "groups": groups, "windows": windows})
-        except (TypeError, KeyError, AttributeError) as error:
+            groups = tuple(LayerGroup(**{**g, "layers": tuple(g["layers"])}) for g in groups)
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"layout: groups are not layers and block_size: {error}") from None
+        try:
+            return cls(**{**values, "groups": groups, "windows": tuple(windows)})
+        except TypeError as error:  # a field is missing or unknown
             raise ValueError(f"layout: {error}") from None
+
+
+def _check_integer(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"layout: {name} must be an integer of at least {least}, not {value!r}")

@@ -59,7 +59,7 @@ class PrefixChain:
         if self._extra:
             start = len(self.hashes) * self._granule
             for position in range(start, start + self._granule):
-                if key := self._extra.get(position):
+                if (key := self._extra.get(position)) is not None:
                     digest.update(
                         position.to_bytes(8, "little") + len(key).to_bytes(8, "little") + key
                     )

@@ -27,6 +27,7 @@ MAX_FRAME = 16 << 20
 _ACQUIRE = Struct("<QII")  # lease, prompt tokens, room
 _STEP = Struct("<QIII")  # lease, committed, room, number of hashes
 _COUNT = Struct("<I")
+_PREFETCH = Struct("<dI")  # seconds from now, prompt tokens
 _LEASE = Struct("<QIIQ")  # lease, hit, room, mask of the ready groups
 
 Tables = list[list[int]]  # block ids by group, -1 where a window has slid past
@@ -43,6 +44,7 @@ class Op(IntEnum):
     READY = 6  # push
     STATUS = 7  # JSON {} -> JSON
     GOODBYE = 8  # JSON {} -> JSON {}: views are dropped, nothing will be written any more
+    PREFETCH = 9
 
 
 class Kind(IntEnum):
@@ -130,7 +132,7 @@ def parse(body: bytes) -> dict[str, Any]:
     """A JSON object; anything else is a ProtocolError."""
     try:
         values = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise errors.ProtocolError(f"a body is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise errors.ProtocolError(f"a body is a JSON {type(values).__name__}, not an object")
@@ -198,6 +200,18 @@ def parse_acquire(body: bytes) -> tuple[int, int, int, list[BlockHash]]:
     lease, num_tokens, room = _ACQUIRE.unpack_from(body)
     count = (len(body) - _ACQUIRE.size) // HASH_NBYTES
     return lease, num_tokens, room, _hashes(body, _ACQUIRE.size, count)
+
+
+def dump_prefetch(seconds: float, num_tokens: int, hashes: Sequence[BlockHash]) -> bytes:
+    return _PREFETCH.pack(seconds, num_tokens) + b"".join(hashes)
+
+
+def parse_prefetch(body: bytes) -> tuple[float, int, list[BlockHash]]:
+    count, rest = divmod(len(body) - _PREFETCH.size, HASH_NBYTES)
+    if count < 0 or rest:
+        raise errors.ProtocolError(f"a PREFETCH of {len(body)} bytes")
+    seconds, num_tokens = _PREFETCH.unpack_from(body)
+    return seconds, num_tokens, _hashes(body, _PREFETCH.size, count)
 
 
 def dump_lease(state: LeaseState) -> bytes:

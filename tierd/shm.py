@@ -53,15 +53,17 @@ class SharedMemory:
 
 
 class CudaMemory:
-    """A CUDA allocation: `tensor` is its bytes, uint8, on one GPU.
+    """A CUDA allocation: `tensor` is its bytes, uint8, on the GPU that `uuid` names.
 
-    Legacy CUDA IPC (`cudaIpcGetMemHandle`): the maker must outlive every mapping's use.
+    Legacy CUDA IPC (`cudaIpcGetMemHandle`), which shares whole allocations: sizes are multiples of
+    2 MiB. Unlike a memfd it does not outlive its maker: engines unmap before the daemon frees.
     """
 
     def __init__(self, pointer: int, nbytes: int, device: int, *, mapped: bool) -> None:
         import torch
 
         self.nbytes, self.device = nbytes, device
+        self.uuid = str(torch.cuda.get_device_properties(device).uuid)
         self._pointer, self._mapped = pointer, mapped
         self.__cuda_array_interface__ = {
             "shape": (nbytes,),
@@ -69,15 +71,18 @@ class CudaMemory:
             "data": (pointer, False),
             "version": 3,
         }
-        self.tensor: Any = torch.as_tensor(self, device=f"cuda:{device}")
+        with torch.inference_mode(False):  # else nobody outside of it could write the views
+            self.tensor: Any = torch.as_tensor(self, device=f"cuda:{device}")
+        assert self.tensor.data_ptr() == pointer, "torch copied the pool instead of viewing it"
 
     @classmethod
     def create(cls, nbytes: int, device: int = 0) -> Self:
-        """Allocate on `device`, past torch's own allocator, whose blocks cannot be exported."""
+        """Allocate zeros on `device`, past torch's own allocator, whose blocks are not exported."""
         pointer = ctypes.c_void_p()
         with _on(device):
             _check(_cudart().cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(nbytes)))
             _check(_cudart().cudaMemset(pointer, 0, ctypes.c_size_t(nbytes)))
+            _check(_cudart().cudaDeviceSynchronize())  # nobody's stream waits for the memset's
         return cls(pointer.value or 0, nbytes, device, mapped=False)
 
     def export(self) -> bytes:
@@ -88,19 +93,25 @@ class CudaMemory:
         return bytes(handle)
 
     @classmethod
-    def attach(cls, handle: bytes, nbytes: int, device: int = 0) -> Self:
-        """Map what another process exported; once a process and handle."""
-        raw, pointer = _Handle.from_buffer_copy(handle), ctypes.c_void_p()
+    def attach(cls, handle: bytes, nbytes: int, uuid: str) -> Self:
+        """Map what another process exported from the GPU `uuid`; once a process and handle.
+
+        Raises OSError if this process does not see that GPU: ordinals differ between processes.
+        """
+        device, pointer = _ordinal(uuid), ctypes.c_void_p()
         with _on(device):
+            raw = _Handle.from_buffer_copy(handle)
             _check(_cudart().cudaIpcOpenMemHandle(ctypes.byref(pointer), raw, 1))
         return cls(pointer.value or 0, nbytes, device, mapped=True)
 
     def close(self) -> None:
-        """Unmap or free; no view of `tensor` may be used afterwards."""
+        """Unmap or free, once no kernel runs; no view of `tensor` may be used afterwards."""
         if not self._pointer:
             return
         pointer, self._pointer = ctypes.c_void_p(self._pointer), 0
+        del self.tensor
         with _on(self.device):
+            _check(_cudart().cudaDeviceSynchronize())
             if self._mapped:
                 _check(_cudart().cudaIpcCloseMemHandle(pointer))
             else:
@@ -113,6 +124,16 @@ class _Handle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_char * 64)]
 
 
+def _ordinal(uuid: str) -> int:
+    """Which of the GPUs this process sees is the one of that UUID."""
+    import torch
+
+    seen = [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
+    if uuid not in seen:
+        raise OSError(f"the pool lies on GPU {uuid}; this process sees {', '.join(seen) or 'none'}")
+    return seen.index(uuid)
+
+
 def _cudart() -> ctypes.CDLL:
     """The CUDA runtime that torch has loaded into this process."""
     import torch
@@ -122,7 +143,9 @@ def _cudart() -> ctypes.CDLL:
         paths = {line.split()[-1] for line in maps if "libcudart" in line}
     if not paths:
         raise OSError("torch has loaded no CUDA runtime (libcudart) into this process")
-    return ctypes.CDLL(paths.pop())
+    runtime = ctypes.CDLL(min(paths))
+    runtime.cudaGetErrorString.restype = ctypes.c_char_p
+    return runtime
 
 
 def _on(device: int) -> Any:
@@ -133,4 +156,4 @@ def _on(device: int) -> Any:
 
 def _check(code: int) -> None:
     if code:
-        raise OSError(f"CUDA error {code}")
+        raise OSError(f"CUDA error {code}: {_cudart().cudaGetErrorString(code).decode()}")

@@ -32,7 +32,9 @@ class Arena:
 
     def grow(self, owner: Hashable, block_nbytes: int) -> list[int] | None:
         """Give `owner` another run of extents: the block ids it gained, None if none fit."""
-        least = -2 * (-block_nbytes // self.extent_nbytes)  # a whole aligned block fits in that
+        least = -(-block_nbytes // self.extent_nbytes)
+        if self.extent_nbytes % block_nbytes:  # blocks are aligned to their own size, runs are not
+            least *= 2
         for start, room in self._openings(owner, least):
             take = min(room, max(self._step, least))
             before = {

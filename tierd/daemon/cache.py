@@ -8,7 +8,8 @@ by the `Transfer` it was given; with one that moves none this class is the simul
 It knows no socket, no file, no clock and no byte.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 
 from policies.base import Access
@@ -48,8 +49,11 @@ class TieredCache:
         """Lease places for `room` tokens, the longest hit of a prompt of `num_tokens` in place or
         on its way.
 
-        Raises OutOfBlocks, nothing changed, if the top tier cannot hold it.
+        Raises OutOfBlocks, nothing changed, if the top tier cannot hold it; LeaseError if a hash
+        is named twice.
         """
+        if len(set(hashes)) != len(hashes):
+            raise LeaseError("a hash is named twice in one chain")
         self._access = access
         hit = self.match.hit(hashes, num_tokens)
         found = [self.match.find(group, hashes, hit) for group in range(len(self._sizes))]
@@ -90,10 +94,12 @@ class TieredCache:
         OutOfBlocks and nothing has changed.
         """
         self._access = access
-        for lease, committed, hashes, _ in steps:
-            self._check_commit(lease, committed, hashes)
+        for lease, committed, hashes, room in steps:
+            self._check_commit(lease, committed, hashes, room)
         if len({id(lease) for lease, *_ in steps}) != len(steps):
             raise LeaseError("a lease is named twice in one message")
+        for lease, *_ in steps:  # whoever asks for more has heard what it lost
+            self._unpark(lease)
         need = [
             sum(max(0, _blocks(room, size) - len(lease.tables[g])) for lease, _, _, room in steps)
             for g, size in enumerate(self._sizes)
@@ -127,6 +133,35 @@ class TieredCache:
     def thaw(self, group: int, block: Block) -> None:
         """The engine that could write a quarantined block is really gone."""
         self._pools[group].thaw(block)
+
+    def reclaim(self, limit: int) -> list[Copy]:
+        """Make cold blocks clean ahead, at most `limit` a pool; returns the copies begun."""
+        for level in range(len(self.chain.tiers) - 1):
+            for group in range(len(self._sizes)):
+                self.chain.clean_ahead(level, group, limit, self._access)
+        return self._emit()
+
+    def prefetch(
+        self, hashes: Sequence[BlockHash], num_tokens: int, limit: int, access: Access
+    ) -> list[Copy]:
+        """Bring what a prompt would hit from further below into host memory, at most `limit` blocks
+        that are not there yet; returns the copies begun. It evicts nothing that would be missed.
+        """
+        hit = self.match.hit(hashes, num_tokens)
+        for group in range(len(self._sizes)):
+            found = self.match.find(group, hashes, hit)
+            with self._pinned(group, found):  # of the hit nothing gives way to the rest of it
+                below = [(level, block) for _, level, block in found if level > 1][:limit]
+                self.chain.fetch(group, below, access)
+        return self._emit()
+
+    @contextmanager
+    def _pinned(self, group: int, found: Sequence[tuple[int, int, Block]]) -> Iterator[None]:
+        for _, level, block in found:
+            self.chain.tiers[level].pools[group].pin(block)
+        yield
+        for _, level, block in found:
+            self.chain.tiers[level].pools[group].unpin(block)
 
     def save(self, unsaved: Sequence[tuple[int, int, Block]]) -> None:
         """Copy some of `chain.unsaved()` into the coldest tier; they stay where they are too."""
@@ -167,17 +202,17 @@ class TieredCache:
             for tier in self.chain.tiers[1:]:
                 tier.pools[group].touch(path, access)
 
-    def _check_commit(self, lease: Lease, committed: int, hashes: Sequence[BlockHash]) -> None:
+    def _check_commit(
+        self, lease: Lease, committed: int, hashes: Sequence[BlockHash], room: int
+    ) -> None:
         if lease.released:
             raise LeaseError("the lease is released")
         if committed <= lease.committed and not hashes:
             return
         if not lease.ready:
             raise LeaseError("the lease may not commit before all its groups are ready")
-        if committed > lease.room:
-            raise LeaseError(
-                f"cannot commit {committed} tokens, the lease has room for {lease.room}"
-            )
+        if committed > (most := max(lease.room, room)):
+            raise LeaseError(f"cannot commit {committed} tokens, the lease has room for {most}")
         if (len(lease.hashes) + len(hashes)) * self.layout.hash_step < (
             committed // self.layout.hash_step * self.layout.hash_step
         ):
@@ -203,17 +238,22 @@ class TieredCache:
             raise LeaseError("the lease is released already")
         lease.released, frozen = True, []
         for group, size in enumerate(self._sizes):
-            pool = self._pools[group]
-            pool.touch(self.match.names(group, lease.hashes, 0, lease.committed // size), access)
-            for block in lease.tables[group]:
-                if block is None:
-                    continue
-                if quarantine and block.state is State.PRIVATE:
-                    pool.quarantine(block)
-                    frozen.append((group, block))
-                else:
-                    self._drop(lease, group, block)
+            first = first_block(lease.hit, self.layout.window(group), size)
+            path = self.match.names(group, lease.hashes, first, lease.committed // size)
+            self._pools[group].touch(path, access)
+        tables = [(g, b) for g, table in enumerate(lease.tables) for b in table if b is not None]
+        for group, block in tables + lease.parked:
+            if quarantine and block.state is State.PRIVATE:
+                self._pools[group].quarantine(block)
+                frozen.append((group, block))
+            else:
+                self._drop(lease, group, block)
         return frozen
+
+    def _unpark(self, lease: Lease) -> None:
+        parked, lease.parked = lease.parked, []
+        for group, block in parked:
+            self._pools[group].unpin(block)
 
     def _drop(self, lease: Lease, group: int, block: Block) -> None:
         """A lease lets go of a block; the last to wait for a load cancels it."""
@@ -297,9 +337,8 @@ class TieredCache:
             lease.room = lease.hit
             for group, size in enumerate(self._sizes):
                 table = lease.tables[group]
-                for block in table[lease.hit // size :]:
-                    if block is not None:
-                        self._drop(lease, group, block)
+                lost = [block for block in table[lease.hit // size :] if block is not None]
+                lease.parked += [(group, block) for block in lost]
                 del table[lease.hit // size :]
             return
         for group, gaps in enumerate(missing):
@@ -307,10 +346,11 @@ class TieredCache:
                 lease.tables[group][index] = rooms[group].pop()
         self._emit()
 
-    def _emit(self) -> None:
-        """Have the planned copies carried out."""
+    def _emit(self) -> list[Copy]:
+        """Have the planned copies carried out; returns them."""
         if copies := self.chain.take():
             self._transfer.submit(copies, self.settle)
+        return copies
 
 
 def _tell(lease: Lease) -> None:

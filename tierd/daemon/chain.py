@@ -15,6 +15,8 @@ from tierd.daemon.tier import Counts, Tier
 from tierd.errors import OutOfBlocks
 from tierd.layout import KVLayout
 
+_MOST_AHEAD = 256  # blocks a pool keeps clean ahead, however large it is
+
 
 class TierChain:
     """The tiers of one namespace, hottest first."""
@@ -34,25 +36,33 @@ class TierChain:
 
         Raises OutOfBlocks, naming the shortest group, before anything has changed.
         """
-        victims = [self._choose(level, group, n) for group, n in enumerate(need)]
+        try:
+            victims = [self._choose(level, group, n) for group, n in enumerate(need)]
+        except OutOfBlocks:
+            self.tiers[level].starved()
+            raise self._shortage(level, need) from None
         for group, chosen in enumerate(victims):
             self._evict(level, group, chosen, access)
         return [self.tiers[level].pools[g].allocate(n) for g, n in enumerate(need)]
 
     def _choose(self, level: int, group: int, n: int) -> list[Block]:
         """The blocks to evict so that `n` places are free. Changes nothing but the capacity."""
-        tier, pool = self.tiers[level], self.tiers[level].pools[group]
+        pool = self.tiers[level].pools[group]
         self._grow(level, group, n)
-        try:
-            return pool.victims(max(0, n - pool.num_free))
-        except OutOfBlocks:
-            of = self.layout.groups[group]
-            raise OutOfBlocks(
-                f"group {group} (layers {of.layers[0]} to {of.layers[-1]}): need {n} blocks of "
-                f"{of.block_size} tokens at tier {tier.name!r}, which holds {pool.capacity}: "
-                + ", ".join(f"{count} {state.value}" for state, count in pool.counts.items())
-                + f", {sum(1 for _ in pool.evictable())} evictable"
-            ) from None
+        return pool.victims(max(0, n - pool.num_free))
+
+    def _shortage(self, level: int, need: Sequence[int]) -> OutOfBlocks:
+        """What to say of the group that is shortest."""
+        pools = self.tiers[level].pools
+        spare = [pool.num_free + sum(1 for _ in pool.evictable()) for pool in pools]
+        group = max(range(len(need)), key=lambda g: need[g] - spare[g])
+        of, pool = self.layout.groups[group], pools[group]
+        states = ", ".join(f"{count} {state.word}" for state, count in pool.counts.items())
+        return OutOfBlocks(
+            f"group {group} (layers {of.layers[0]} to {of.layers[-1]}): need {need[group]} blocks "
+            f"of {of.block_size} tokens at tier {self.tiers[level].name!r}, which holds "
+            f"{pool.capacity}: {states}; {spare[group]} free or evictable"
+        )
 
     def _grow(self, level: int, group: int, n: int) -> None:
         tier, pool = self.tiers[level], self.tiers[level].pools[group]
@@ -102,6 +112,26 @@ class TierChain:
         self.counts.demoted += fits
         return fits
 
+    def clean_ahead(self, level: int, group: int, limit: int, access: Access) -> None:
+        """Plan copies down, at most `limit`, of the coldest blocks that the tier below lacks, if
+        fewer places than the low watermark are free or can be evicted at once; up to the high one.
+
+        The blocks stay: an eviction then moves no bytes, so that a request need not wait for one
+        (the kernel's kswapd is the model).
+        """
+        tier, pool = self.tiers[level], self.tiers[level].pools[group]
+        low, high = (min(_MOST_AHEAD, int(mark * pool.capacity)) for mark in tier.watermarks)
+        below, at_hand, dirty = self.tiers[level + 1].pools[group], pool.num_free, list[Block]()
+        for block in pool.evictable():
+            if at_hand + len(dirty) >= high:
+                break
+            if block.key and below.get(block.key) is None:
+                dirty.append(block)
+            else:
+                at_hand += 1
+        if at_hand < low:
+            self._copy_down(level, group, dirty[:limit], level + 1, access, pin=True)
+
     def load(
         self,
         group: int,
@@ -129,7 +159,7 @@ class TierChain:
 
         A load never waits for a write, so a block that only host memory has is left alone.
         """
-        if not below or len(self.tiers) < 3:
+        if not below or len(self.tiers) < 3 or self.tiers[1].paused:
             return iter(())
         pool, colder = self.tiers[1].pools[group], [t.pools[group] for t in self.tiers[2:]]
         self._grow(1, group, len(below))
@@ -140,14 +170,27 @@ class TierChain:
             pool.evict(block)
         return iter(pool.allocate(min(len(below), pool.num_free)))
 
+    def fetch(self, group: int, below: Sequence[tuple[int, Block]], access: Access) -> None:
+        """Plan copies of blocks of lower levels into host memory, as far as it has places."""
+        places = self.landing_places(group, below)
+        for (level, source), place in zip(below, places, strict=False):
+            assert source.key is not None, f"block {source.block_id} has no name"
+            self.tiers[level].pools[group].pin(source)
+            host = self.tiers[1].pools[group]
+            host.load(place, source.key, source.parent, access)
+            host.unpin(place)
+            key, parent = source.key, source.parent
+            self._plan(group, level, source, 1, place, key, parent, holds=True)
+
     def unsaved(self) -> list[tuple[int, int, Block]]:
         """`(level, group, block)` of what only volatile tiers hold, hottest first, as far as the
         coldest tier has room. For `save`, in pieces."""
         found, coldest = [], self.tiers[-1]
         for group, pool in enumerate(coldest.pools):
+            # In the order of its hottest copy; read from its coldest, which is nearest.
             lacking = {
                 block.key: (level, group, block)
-                for level, tier in reversed(list(enumerate(self.tiers[:-1])))
+                for level, tier in enumerate(self.tiers[:-1])
                 for block in tier.pools[group].hottest()
                 if block.key and pool.get(block.key) is None
             }

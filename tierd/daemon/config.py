@@ -42,7 +42,14 @@ class TierConfig(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceConfig(TierConfig):
+class MemoryConfig(TierConfig):
+    """A tier with one below it: it keeps so large a part of its places free or clean."""
+
+    watermarks: Annotated[tuple[float, float], Number(0, 1).rising] = (0.05, 0.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig(MemoryConfig):
     """The hottest tier: GPU memory, or shared memory in its place."""
 
     store: Annotated[str, text] = "cpu"
@@ -53,7 +60,7 @@ class DeviceConfig(TierConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostConfig(TierConfig):
+class HostConfig(MemoryConfig):
     """Pinned memory. A size of 0 leaves the tier out."""
 
     size: Annotated[int, Size(EXTENT, multiple=EXTENT, or_zero=True)] = 4 * GIB

@@ -7,7 +7,7 @@ reorder them, but never past a hazard (DESIGN §5, Loads).
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tierd.block import Block, BlockHash, BlockId
 
@@ -21,8 +21,7 @@ class Outcome(Enum):
     CANCELLED = "cancelled"  # it was never begun
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a block lies: level, layer group, place."""
 
     level: int

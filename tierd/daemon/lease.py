@@ -17,8 +17,9 @@ class Lease:
     """Blocks of the top tier held for one sequence, by layer group, in token order.
 
     `hit` is the planned hit until `ready`, then the one that stands. `None` in a table stands for
-    a block that has slid out of a sliding window. `notify(lease)` is called, never awaited, when
-    a group became ready, or when the hit was cut short, whose new tables then hold.
+    a block that has slid out of a sliding window. `parked` are places the lease lost when its hit
+    was cut short: the engine may write them until it has heard so. `notify(lease)` is called, never
+    awaited, when a group became ready, or when the hit was cut short: the new tables then hold.
     """
 
     hashes: list[BlockHash]  # of every granule whose tokens are known
@@ -29,6 +30,7 @@ class Lease:
     room: int = 0  # tokens it has places for
     shortened: bool = False  # since the last notify
     released: bool = False
+    parked: list[tuple[int, Block]] = field(default_factory=list)  # `(group, block)`, see below
     notify: Callable[["Lease"], None] | None = field(default=None, repr=False)
 
     @property

@@ -50,7 +50,7 @@ class WatchedSelector(selectors.EpollSelector):
 
     def forget(self) -> None:
         """Start over: what came before (imports, start-up) was nobody's wait."""
-        self.turns = LoopTurns()
+        self.turns, self._woke = LoopTurns(), None
 
 
 def process_facts(turns: LoopTurns) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from storage.base import BlockStore
-from tierd.block import HASH_NBYTES, BlockHash, BlockId, State
+from tierd.block import HASH_NBYTES, BlockHash, BlockId
 from tierd.daemon.cache import TieredCache
 from tierd.daemon.tier import Tier
 from tierd.daemon.transfer import StoreTransfer
+from tierd.daemon.upkeep import Upkeep
 from tierd.layout import KVLayout
 
 log = logging.getLogger("tierd.namespace")
@@ -37,6 +38,7 @@ class Namespace:
         self.tiers, self.stores = tiers, stores
         self.transfer = StoreTransfer(stores, self._pause, staging)
         self.cache = TieredCache(layout, tiers, self.transfer)
+        self.upkeep = Upkeep(self.cache, self.transfer)
         self.num_sessions = 0
         self._pauses: dict[int, asyncio.TimerHandle] = {}
 
@@ -46,6 +48,7 @@ class Namespace:
         for level, stores in enumerate(self.stores):
             for group, store in enumerate(stores):
                 adopted += await self._adopt(level, group, store)
+        self.upkeep.start()
         return adopted
 
     async def _adopt(self, level: int, group: int, store: BlockStore) -> int:
@@ -76,6 +79,7 @@ class Namespace:
     async def save(self, deadline: float) -> int:
         """Write what only memory holds to the coldest tier, hottest first, until `deadline` on the
         loop's clock. Returns how many blocks were left unsaved."""
+        await self.upkeep.close()
         unsaved = self.cache.chain.unsaved()
         loop = asyncio.get_running_loop()
         while unsaved and loop.time() < deadline and not self.tiers[-1].paused:
@@ -88,6 +92,7 @@ class Namespace:
         """End the transfers, then the stores."""
         for handle in self._pauses.values():
             handle.cancel()
+        await self.upkeep.close()
         await self.transfer.close()
         for store in (store for stores in self.stores for store in stores):
             await store.close()
@@ -117,7 +122,7 @@ class Namespace:
         tier = self.tiers[level]
         groups = []
         for group, pool in enumerate(tier.pools):
-            states = {state.value: pool.counts[state] for state in State}
+            states = {state.word: count for state, count in pool.counts.items()}
             nbytes = self.layout.block_nbytes(group)
             groups.append({"capacity": pool.capacity, "block_nbytes": nbytes, **states})
         used = sum((g["capacity"] - g["free"]) * g["block_nbytes"] for g in groups)

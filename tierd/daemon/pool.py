@@ -11,7 +11,6 @@ The policy orders every findable (loading or committed) block; which of them may
 committed ones that nobody holds. The pool knows no bytes, no media and no other pool.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -28,7 +27,7 @@ class BlockPool:
         self._blocks: dict[BlockId, Block] = {}
         self._free: list[Block] = []
         self._findable: dict[BlockHash, Block] = {}
-        self._counts = Counter({state: 0 for state in State})
+        self._counts = [0] * len(State)
 
     @property
     def capacity(self) -> int:
@@ -41,7 +40,7 @@ class BlockPool:
     @property
     def counts(self) -> Mapping[State, int]:
         """How many places are in each state."""
-        return self._counts
+        return {state: self._counts[state] for state in State}
 
     def get(self, key: BlockHash) -> Block | None:
         """The loading or committed block of that name."""

@@ -5,40 +5,42 @@ bare socket, because only there file descriptors can be passed; then the connect
 """
 
 import asyncio
+import gc
 import logging
 import os
+import resource
 import signal
 import socket
-import stat
-import struct
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from tierd import protocol
 from tierd.daemon.config import Config
+from tierd.daemon.greeting import Peer, first_frame, peer_of
+from tierd.daemon.listener import listening
 from tierd.daemon.monitor import LoopTurns, WatchedSelector, process_facts
-from tierd.daemon.session import Peer, Session
+from tierd.daemon.session import Session
 from tierd.daemon.tenant import Tenant
-from tierd.errors import ConfigError, ProtocolError, Refused, TierdError
+from tierd.errors import ProtocolError, Refused, TierdError
 from tierd.protocol import Kind, Op
 from tierd.shm import CudaMemory
 
 log = logging.getLogger("tierd.server")
 
 _GREETING_S = 5.0  # an engine that has not said HELLO by then is hung up on
+_DEAF_S = 0.1  # after an engine could not be let in
 _ANSWERING_S = 5.0  # what running calls get at shutdown
-_SO_PEERPIDFD = 77  # Linux 6.5; not in Python's socket module
 _COPIERS = 2  # threads for copies between memory tiers
 
 
 def run(config: Config) -> None:
     """Serve until SIGTERM or SIGINT."""
     selector = WatchedSelector()
+    _raise_file_limit()
 
     def new_loop() -> asyncio.AbstractEventLoop:
         return asyncio.SelectorEventLoop(selector)
@@ -69,7 +71,7 @@ class Server:
 
     async def serve(self) -> None:
         """Startup, then serve until told to stop, then shutdown."""
-        with _listening(self.config) as listener, self._signals():
+        with listening(self.config) as listener, self._signals():
             try:
                 await self._startup()
                 accepting = asyncio.create_task(self._accept(listener))
@@ -94,6 +96,7 @@ class Server:
         for name in self.config.tenants:
             self._tenants[name] = tenant = Tenant(name, self.config, self._copiers)
             await tenant.open()
+        _quiet_collector()
         if self._selector:
             self._selector.forget()
 
@@ -151,7 +154,12 @@ class Server:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(listener)
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of file descriptors, say; that passes
+                log.warning("cannot accept an engine: %s", error)
+                await asyncio.sleep(_DEAF_S)
+                continue
             task = asyncio.create_task(self._greet(connection))
             self._greetings.add(task)
             task.add_done_callback(self._greetings.discard)
@@ -162,9 +170,9 @@ class Server:
         peer: Peer | None = None
         try:
             connection.setblocking(False)
-            peer = _peer(connection)
+            peer = peer_of(connection)
             async with asyncio.timeout(_GREETING_S):
-                frame = await self._first_frame(connection)
+                frame = await first_frame(connection)
             tenant = self._admit(protocol.parse(frame.body), peer)
             body = protocol.dump(self._welcome(tenant))
             fds = [] if isinstance(tenant.device, CudaMemory) else [tenant.device.fd]
@@ -185,26 +193,14 @@ class Server:
             if peer is not None and peer.pidfd is not None:
                 os.close(peer.pidfd)
 
-    async def _first_frame(self, connection: socket.socket) -> protocol.Frame:
-        """The HELLO. Nothing may follow it before it is answered."""
-        loop, data = asyncio.get_running_loop(), b""
-        while True:
-            frames, rest = protocol.split(data, max_frame=4096)
-            if frames:
-                break
-            if not (more := await loop.sock_recv(connection, 4096)):
-                raise EOFError("hung up")
-            data += more
-        if frames[0].op != Op.HELLO or len(frames) > 1 or rest:
-            raise ProtocolError("a connection begins with HELLO, and waits for its answer")
-        return frames[0]
-
     def _admit(self, hello: dict[str, Any], peer: Peer) -> Tenant:
         if hello.get("protocol") != protocol.VERSION:
             raise ProtocolError(
                 f"protocol version {hello.get('protocol')!r}; this daemon speaks {protocol.VERSION}"
             )
-        asked = hello.get("tenant")
+        asked = hello.get("tenant") or ""
+        if not isinstance(asked, str):
+            raise ProtocolError(f"the tenant {asked!r} is no name")
         served = {n: t for n, t in self.config.tenants.items() if peer.uid in t.uids}
         if asked and asked not in self.config.tenants:
             raise Refused(f"there is no tenant {asked!r}")
@@ -216,7 +212,7 @@ class Server:
         device: dict[str, Any] = {"kind": "cpu", "nbytes": tenant.device.nbytes}
         if isinstance(tenant.device, CudaMemory):
             handle = tenant.device.export().hex()
-            device |= {"kind": "cuda", "handle": handle, "index": tenant.device.device}
+            device |= {"kind": "cuda", "handle": handle, "uuid": tenant.device.uuid}
         return {
             "protocol": protocol.VERSION,
             "boot": self.boot,
@@ -233,79 +229,45 @@ class Server:
             connection.send(protocol.encode(Op.HELLO, Kind.ERROR, 0, protocol.dump_error(error)))
         connection.close()
 
-    def status(self) -> dict[str, Any]:
-        """Facts for `tierd status`, as JSON."""
+    async def status(self, only: Tenant | None = None) -> dict[str, Any]:
+        """Facts for `tierd status`, as JSON; of one tenant, for an engine that is not ours."""
         turns = self._selector.turns if self._selector else LoopTurns()
+        process = await asyncio.to_thread(process_facts, turns)  # it reads /proc
         return {
             "boot": self.boot,
             "pid": os.getpid(),
             "uptime": time.time() - self._started,
             "socket": str(self.config.socket),
-            "process": process_facts(turns),
+            "process": process,
             "protocol_errors": self.protocol_errors,
             "refused": self.refused,
-            "sessions": [session.status() for session in self.sessions],
-            "tenants": [tenant.status() for tenant in self._tenants.values()],
+            "sessions": [s.status() for s in self.sessions if only in (None, s.tenant)],
+            "tenants": [t.status() for t in self._tenants.values() if only in (None, t)],
         }
 
 
-@contextmanager
-def _listening(config: Config) -> Iterator[socket.socket]:
-    """The daemon's socket; a stale one is replaced, and ours is taken away at the end."""
-    path = config.socket
-    made = not path.parent.exists()
-    shared = any(uid != os.getuid() for t in config.tenants.values() for uid in t.uids)
-    if made:
-        path.parent.mkdir(parents=True, mode=0o755 if shared else 0o700)
-    _clear_stale(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        listener.bind(str(path))
-        path.chmod(0o666 if shared else 0o600)  # SO_PEERCRED decides who is served
-        listener.listen(128)
-        inode = path.stat().st_ino
-        yield listener
-    finally:
-        listener.close()
-        with suppress(OSError):
-            if path.stat().st_ino == inode:
-                path.unlink()
-            if made:
-                path.parent.rmdir()
+def _raise_file_limit() -> None:
+    """Each slab of the SSD tier is an open file: take as many as the system allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _clear_stale(path: Path) -> None:
-    """Remove the socket of a daemon that is gone. Raises ConfigError if one is alive."""
-    if not path.exists():
-        return
-    if not stat.S_ISSOCK(path.stat().st_mode):
-        raise ConfigError(f"{path} exists and is no socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            log.info("%s was a stale socket", path)
-        else:
-            raise ConfigError(f"a daemon is listening on {path} already")
+def _quiet_collector() -> None:
+    """A full collection walks every block and would block the loop (I11).
 
-
-def _peer(connection: socket.socket) -> Peer:
-    cred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _ = struct.unpack("3i", cred)
-    try:
-        pidfd = struct.unpack("i", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]
-    except OSError:
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            pidfd = None
-    return Peer(pid, uid, pidfd)
+    What exists now stays, and a block is no part of a cycle: young objects are all that need it.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 5, 1_000_000)
 
 
 def _notify(state: str) -> None:
-    """Tell systemd, if it listens."""
+    """Tell systemd, if it listens; it need not."""
     if address := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-            notify.connect("\0" + address[1:] if address[0] == "@" else address)
-            notify.send(state.encode())
+            try:
+                notify.connect("\0" + address[1:] if address[0] == "@" else address)
+                notify.send(state.encode())
+            except OSError as error:
+                log.warning("cannot say %s to %s: %s", state, address, error)

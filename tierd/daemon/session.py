@@ -1,136 +1,75 @@
-"""One attached engine: frames become cache calls, and at hang-up its leases go back.
+"""One attached engine: what it asks becomes cache calls, and at hang-up its leases go back.
 
-Requests are answered in `data_received`, without an await, unless they have to wait: for a place
-whose old bytes are still on their way out, or for a new namespace. References come only from
-messages, so a connection's end is all that is needed to know what to give back; what the engine
-could still write is quarantined until its process is really gone (I7).
+References come only from messages, so a connection's end is all that is needed to know what to
+give back; what the engine could still write is quarantined until its process is really gone (I7).
+An engine hears of a place only when no demotion still reads it.
 """
 
 import asyncio
-import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from policies.base import Access
 from tierd import protocol
-from tierd.block import Block
+from tierd.block import Block, BlockHash
+from tierd.daemon.connection import Connection
 from tierd.daemon.copy import Place
+from tierd.daemon.greeting import Peer
 from tierd.daemon.lease import Lease
 from tierd.daemon.namespace import Namespace
 from tierd.daemon.tenant import Tenant
+from tierd.daemon.upkeep import Prefetch
 from tierd.errors import LeaseError, ProtocolError, TierdError
 from tierd.layout import KVLayout
-from tierd.protocol import Frame, Kind, LeaseState, Op
+from tierd.protocol import Frame, LeaseState, Op
 
 if TYPE_CHECKING:
     from tierd.daemon.server import Server
 
-log = logging.getLogger("tierd.session")
 
-_IN_FLIGHT = 1024  # unanswered requests of one engine before its socket is left unread
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end, by what the kernel says of the connection."""
-
-    pid: int
-    uid: int
-    pidfd: int | None  # readable once the process is gone
-
-
-class Session(asyncio.Protocol):
-    """Owns the connection, the peer's pidfd and every lease given out on it."""
+class Session(Connection):
+    """Owns the peer's pidfd and every lease given out on its connection."""
 
     def __init__(self, server: "Server", tenant: Tenant, peer: Peer) -> None:
+        super().__init__(f"pid {peer.pid}", server.max_frame)
         self.peer, self.tenant = peer, tenant
         self.namespace: Namespace | None = None  # None again once the leases are given back
         self._resident: Namespace | None = None  # whose memory the engine may still write
         self.leases: dict[int, Lease] = {}
         self._server = server
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._buffer = b""
-        self._unanswered = 0
         self._answered: set[int] = set()  # leases whose ACQUIRE has been answered
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._attaching = False
         self._peer_alive = True
         self._clean = False  # the engine said goodbye
         self._quarantined: list[tuple[Namespace, int, Block]] = []
         self._grace: asyncio.TimerHandle | None = None
         if peer.pidfd is not None:
             self._loop.add_reader(peer.pidfd, self._peer_died)
-
-    # -- the connection ------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "a Unix stream"
-        self._transport = transport
-        self._server.sessions.add(self)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            frames, self._buffer = protocol.split(self._buffer + data, self._server.max_frame)
-            for frame in frames:
-                self._serve(frame)
-        except ProtocolError as error:
-            self._server.protocol_errors += 1
-            log.warning("pid %d broke the protocol: %s", self.peer.pid, error)
-            self._reply(Op.HELLO, Kind.ERROR, 0, protocol.dump_error(error))
-            self.close()
-
-    def pause_writing(self) -> None:
-        """The engine does not read its answers: it is not read either."""
-        if self._transport:
-            self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self._transport:
-            self._transport.resume_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        if not self._tasks:  # else when the attach under way has ended
-            self._give_back()
-
-    def close(self) -> None:
-        """Hang up once what was answered is written."""
-        if self._transport:
-            self._transport.close()
-
-    @property
-    def idle(self) -> bool:
-        """Whether every request has been answered."""
-        return not self._unanswered
+        server.sessions.add(self)
 
     # -- requests ------------------------------------------------------------------------------
 
-    def _serve(self, frame: Frame) -> None:
-        """Answer one request; a TierdError is an answer, a ProtocolError the end."""
-        serve = _SERVES.get(frame.op)
-        if serve is None or frame.kind != Kind.REQUEST:
+    def serve(self, frame: Frame) -> None:
+        if (serve := _SERVES.get(frame.op)) is None:
             raise ProtocolError(f"operation {frame.op} of kind {frame.kind} is none of ours")
-        self._unanswered += 1
-        if self._unanswered == _IN_FLIGHT and self._transport:
-            self._transport.pause_reading()
-        try:
-            serve(self, frame)
-        except ProtocolError:
-            raise
-        except TierdError as error:
-            self._answer(frame, protocol.dump_error(error), Kind.ERROR)
-        # The session's top: one engine's surprise must not end the others.
-        except Exception as error:
-            log.exception("pid %d: %s failed", self.peer.pid, Op(frame.op).name)
-            body = protocol.dump_error(TierdError(f"internal error: {error!r}"))
-            self._answer(frame, body, Kind.ERROR)
+        serve(self, frame)
+
+    def left(self) -> None:
+        self._give_back()
+
+    def all_answered(self) -> None:
+        self._server.session_idle()
+
+    def broken(self, error: ProtocolError) -> None:
+        self._server.protocol_errors += 1
 
     def _attach(self, frame: Frame) -> None:
-        if self.namespace is not None or self._tasks:
+        if self.namespace is not None or self._attaching:
             raise ProtocolError("this connection has attached a layout already")
-        self._spawn(self._attach_later(frame))
+        self._attaching = True
+        self.answer_later(frame, self._attach_later(frame))
 
     async def _attach_later(self, frame: Frame) -> None:
         try:
@@ -140,10 +79,11 @@ class Session(asyncio.Protocol):
             self.namespace = await self.tenant.attach(name, layout)
         except (TierdError, ValueError, OSError) as error:
             told = error if isinstance(error, TierdError) else ProtocolError(str(error))
-            self._answer(frame, protocol.dump_error(told), Kind.ERROR)
+            self.refuse(frame, told)
+            self._attaching = False
         else:
             self._resident = self.namespace
-            self._answer(frame, protocol.dump({"layout": self.namespace.layout.to_json()}))
+            self.answer(frame, protocol.dump({"layout": self.namespace.layout.to_json()}))
 
     def _acquire(self, frame: Frame) -> None:
         namespace = self._attached()
@@ -152,20 +92,20 @@ class Session(asyncio.Protocol):
             raise LeaseError(f"lease {number} is in use")
         if not 1 <= num_tokens <= room:
             raise LeaseError(f"a prompt of {num_tokens} tokens in room for {room}")
-        if len(hashes) < (num_tokens - 1) // namespace.layout.hash_step:
-            raise LeaseError(f"{len(hashes)} hashes are too few for {num_tokens} tokens")
+        self._check_prompt(num_tokens, hashes)
 
         def notify(lease: Lease) -> None:
             self._push_ready(number, lease)
 
         lease = namespace.cache.acquire(hashes, num_tokens, room, self._now(), notify)
+        namespace.upkeep.stir()
         self.leases[number] = lease
 
         def answer() -> None:
             if self.leases.get(number) is lease:
                 self._answered.add(number)
                 lease.shortened = False  # the tables that go out are the latest
-                self._answer(frame, protocol.dump_lease(self._state(number, lease, tables=True)))
+                self.answer(frame, protocol.dump_lease(self._state(number, lease, tables=True)))
 
         self._when_idle(_places(lease.tables), answer)
 
@@ -174,9 +114,10 @@ class Session(asyncio.Protocol):
         requests = protocol.parse_steps(frame.body)
         steps = [(self._lease(r.lease), r.committed, r.hashes, r.room) for r in requests]
         added = namespace.cache.advance(steps, self._now())
+        namespace.upkeep.stir()
         body = protocol.dump_added([[_ids(blocks) for blocks in step] for step in added])
         new = [place for step in added for place in _places(step)]
-        self._when_idle(new, lambda: self._answer(frame, body))
+        self._when_idle(new, lambda: self.answer(frame, body))
 
     def _release(self, frame: Frame) -> None:
         namespace = self._attached()
@@ -187,15 +128,28 @@ class Session(asyncio.Protocol):
         for number, lease in zip(numbers, leases, strict=True):
             namespace.cache.release(lease, self._now())
             self._forget(number)
-        self._answer(frame)
+        namespace.upkeep.stir()
+        self.answer(frame)
+
+    def _prefetch(self, frame: Frame) -> None:
+        namespace = self._attached()
+        seconds, num_tokens, hashes = protocol.parse_prefetch(frame.body)
+        self._check_prompt(num_tokens, hashes)
+        namespace.upkeep.prefetch(Prefetch(hashes, num_tokens, self._loop.time() + seconds))
+        self.answer(frame)
 
     def _status(self, frame: Frame) -> None:
-        self._answer(frame, protocol.dump(self._server.status()))
+        self.answer_later(frame, self._status_later(frame))
+
+    async def _status_later(self, frame: Frame) -> None:
+        operator = self.peer.uid in (0, os.getuid())
+        status = await self._server.status(None if operator else self.tenant)
+        self.answer(frame, protocol.dump(status))
 
     def _goodbye(self, frame: Frame) -> None:
         self._clean = True
         self._give_back()
-        self._answer(frame, protocol.dump({}))
+        self.answer(frame, protocol.dump({}))
         self.close()
 
     # -- answers -------------------------------------------------------------------------------
@@ -213,27 +167,12 @@ class Session(asyncio.Protocol):
         if self.leases.get(number) is lease:
             state = self._state(number, lease, tables=lease.shortened)
             lease.shortened = False
-            self._write(protocol.encode(Op.READY, Kind.PUSH, 0, protocol.dump_lease(state)))
+            self.push(Op.READY, protocol.dump_lease(state))
 
     def _state(self, number: int, lease: Lease, *, tables: bool) -> LeaseState:
         ready = sum(1 << group for group, waits in enumerate(lease.loading) if not waits)
         ids = [_ids(table) for table in lease.tables] if tables else None
         return LeaseState(number, lease.hit, lease.room, ready, ids)
-
-    def _answer(self, frame: Frame, body: bytes = b"", kind: Kind = Kind.REPLY) -> None:
-        if self._unanswered == _IN_FLIGHT and self._transport:
-            self._transport.resume_reading()
-        self._unanswered -= 1
-        self._reply(Op(frame.op), kind, frame.request, body)
-        if not self._unanswered:
-            self._server.session_idle()
-
-    def _reply(self, op: Op, kind: Kind, request: int, body: bytes) -> None:
-        self._write(protocol.encode(op, kind, request, body))
-
-    def _write(self, data: bytes) -> None:
-        if self._transport and not self._transport.is_closing():
-            self._transport.write(data)
 
     def _when_idle(self, places: Iterable[Place], call: Callable[[], None]) -> None:
         """Call when no demotion still reads `places`: only then may the engine write them."""
@@ -246,6 +185,12 @@ class Session(asyncio.Protocol):
         if self.namespace is None:
             raise LeaseError("attach a layout first")
         return self.namespace
+
+    def _check_prompt(self, num_tokens: int, hashes: Sequence[BlockHash]) -> None:
+        if len(hashes) < (num_tokens - 1) // self._attached().layout.hash_step:
+            raise LeaseError(f"{len(hashes)} hashes are too few for {num_tokens} tokens")
+        if len(set(hashes)) != len(hashes):
+            raise LeaseError("a prompt names a block twice")
 
     def _lease(self, number: int) -> Lease:
         if (lease := self.leases.get(number)) is None:
@@ -272,7 +217,7 @@ class Session(asyncio.Protocol):
             self._depart()
         if self._quarantined and self.peer.pidfd is None and self._grace is None:
             self._grace = self._loop.call_later(self._server.quarantine_grace, self._peer_died)
-        if not self._transport and not self._quarantined:
+        if not self.connected and not self._quarantined:
             self._end()
 
     def _depart(self) -> None:
@@ -300,11 +245,7 @@ class Session(asyncio.Protocol):
         if self._grace:
             self._grace.cancel()
         self._server.sessions.discard(self)
-
-    def quiesce(self) -> None:
-        """The daemon ends: what was asked is answered, nothing more is read."""
-        if self._transport:
-            self._transport.pause_reading()
+        self._server.session_idle()
 
     def shut(self) -> None:
         """The daemon ends: no death is waited for any more."""
@@ -312,18 +253,6 @@ class Session(asyncio.Protocol):
         self._quarantined.clear()
         self.close()
         self._end()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._spawned)
-
-    def _spawned(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not self._transport:
-            self._give_back()
-        if not task.cancelled() and (error := task.exception()):
-            log.error("pid %d: attach failed", self.peer.pid, exc_info=error)
 
     def _now(self) -> Access:
         return Access(self._loop.time())
@@ -336,7 +265,7 @@ class Session(asyncio.Protocol):
             "uid": self.peer.uid,
             "tenant": self.tenant.name,
             "namespace": self.namespace.name if self.namespace else None,
-            "connected": self._transport is not None,
+            "connected": self.connected,
             "leases": len(self.leases),
             "blocks": held,
             "quarantined": len(self._quarantined),
@@ -348,6 +277,7 @@ _SERVES: dict[int, Callable[[Session, Frame], None]] = {
     Op.ACQUIRE: Session._acquire,
     Op.ADVANCE: Session._advance,
     Op.RELEASE: Session._release,
+    Op.PREFETCH: Session._prefetch,
     Op.STATUS: Session._status,
     Op.GOODBYE: Session._goodbye,
 }

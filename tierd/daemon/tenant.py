@@ -6,21 +6,23 @@ stores; a namespace's pools grow out of the tenant's arenas, an extent run or a 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from policies.base import LayerShape
-from storage.base import BlockStore, Volume
+from storage.base import BlockStore
+from storage.host import pin
 from tierd.block import BlockHash
 from tierd.daemon import plugins
 from tierd.daemon.arena import EXTENT_NBYTES, Arena
-from tierd.daemon.config import Config, TierConfig
+from tierd.daemon.config import Config, MemoryConfig
+from tierd.daemon.disk import Disk
 from tierd.daemon.namespace import Namespace
-from tierd.daemon.pool import BlockPool
 from tierd.daemon.tier import Tier
 from tierd.errors import LayoutMismatch
 from tierd.layout import ITEMSIZE, KVLayout
@@ -38,6 +40,9 @@ class Tenant:
         """Make the memory tiers; `copiers` are the threads that move bytes between them."""
         self.name, self._config, self._copiers = name, config, copiers
         share = config.tenants[name].share
+        # Found here, because looking for what is installed takes the loop too long later.
+        self._device_store = plugins.store(config.device.store)
+        self._host_store = plugins.store("host")
         self.device: SharedMemory | CudaMemory = (
             CudaMemory.create(_part(config.device.size, share))
             if config.device.store == "cuda"
@@ -51,26 +56,24 @@ class Tenant:
         self._arenas = {"device": Arena(self.device.nbytes)}
         if self.host:
             self._arenas["host"] = Arena(self.host.nbytes)
-        self._volume: Volume | None = None
+        self._disk: Disk | None = None
+        self._pins = ExitStack()
         self.namespaces: dict[str, Namespace] = {}
         self._attaching = asyncio.Lock()
+        self._making_way: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Open the tenant's folder of the SSD."""
+        """Pin host memory where there is a GPU, and open the tenant's folder of the SSD."""
+        if self.host and isinstance(self.device, CudaMemory):
+            self._pins = await asyncio.to_thread(pin, self.host.array)
         if (ssd := self._config.ssd) is not None:
-            share = self._config.tenants[self.name].share
-            self._volume = await asyncio.to_thread(
-                plugins.volume(ssd.store).open,
-                ssd.path / self.name,
-                nbytes=int(ssd.size * share),
-                min_free_nbytes=ssd.min_free,
-                slab_nbytes=ssd.slab,
-            )
+            self._disk = await Disk.open(self.name, ssd, self._config.tenants[self.name].share)
 
     async def attach(self, name: str, wanted: KVLayout) -> Namespace:
         """The namespace of `wanted`, made if need be; an engine more is in it.
 
-        Raises LayoutMismatch if another layout is attached under that name.
+        A layout has one namespace, whatever other name it is asked for by. Raises LayoutMismatch if
+        another layout is attached under that name, ValueError if no block of it fits.
         """
         async with self._attaching:  # of names only; no copy waits for it
             layout = self._with_blocks(wanted)
@@ -84,6 +87,9 @@ class Tenant:
                 await self._retire(namespace)
                 namespace = None
             if namespace is None:
+                same = [n for n in self.namespaces.values() if n.layout == layout]
+                namespace = next(iter(same), None)
+            if namespace is None:
                 await self._make_way()
                 namespace = await self._create(name, layout)
                 self.namespaces[name] = namespace
@@ -92,8 +98,21 @@ class Tenant:
 
     def _with_blocks(self, wanted: KVLayout) -> KVLayout:
         """The layout with the layer groups that the configured policy chooses, if it has none."""
-        if wanted.groups:
-            return wanted
+        if wanted.nbytes_per_token() > self.device.nbytes:  # before anything is made of its size
+            raise ValueError(
+                f"layout: a token takes {wanted.nbytes_per_token()} bytes, the device tier has "
+                f"{self.device.nbytes}"
+            )
+        layout = wanted if wanted.groups else self._with_groups(wanted)
+        for group in range(len(layout.groups)):
+            if layout.block_nbytes(group) > self.device.nbytes:
+                raise ValueError(
+                    f"layout: a block of group {group} takes {layout.block_nbytes(group)} bytes, "
+                    f"the device tier has {self.device.nbytes}"
+                )
+        return layout
+
+    def _with_groups(self, wanted: KVLayout) -> KVLayout:
         blocks = self._config.blocks
         per_layer = 2 * wanted.num_kv_heads * wanted.head_dim * ITEMSIZE[wanted.dtype]
         windows = wanted.windows or (None,) * wanted.num_layers
@@ -115,7 +134,7 @@ class Tenant:
     async def _retire(self, namespace: Namespace) -> None:
         """End a namespace that no engine uses; its blocks live on in the SSD tier, if any."""
         del self.namespaces[namespace.name]
-        if self._volume:
+        if self._disk:
             await namespace.save(asyncio.get_running_loop().time() + self._config.grace)
         await namespace.close()
         owner = namespace.layout.root(self.name)
@@ -127,66 +146,70 @@ class Tenant:
     async def _create(self, name: str, layout: KVLayout) -> Namespace:
         sizes = [layout.block_nbytes(group) for group in range(len(layout.groups))]
         owner = layout.root(self.name)
-        device = plugins.store(self._config.device.store)
+        device, host = self._device_store, self._host_store
         memory = self.device.tensor if isinstance(self.device, CudaMemory) else self.device.array
         tiers = [self._memory_tier("device", self._config.device, sizes, owner)]
         stores: list[list[BlockStore]] = [[_store(device, memory, n, self._copiers) for n in sizes]]
         if self.host and self._config.host:
             tiers.append(self._memory_tier("host", self._config.host, sizes, owner))
-            host = plugins.store("host")
             stores.append([_store(host, self.host.array, n, self._copiers) for n in sizes])
-        if self._volume and self._config.ssd:
-            stores.append(await asyncio.to_thread(self._open_arrays, name, layout))
-            tiers.append(self._ssd_tier(self._volume, self._config.ssd, layout))
-        staging = [np.empty(max(sizes), np.uint8) for _ in range(_STAGING_ROWS)]
-        namespace = Namespace(name, layout, tiers, stores, staging)
-        adopted = await namespace.recover()
+        async with AsyncExitStack() as undo:
+            if self._disk:
+                in_use = [n.layout.root(self.name) for n in self.namespaces.values()]
+                arrays = await self._disk.arrays(name, layout, in_use)
+                for array in arrays:
+                    undo.push_async_callback(array.close)
+                stores.append(arrays)
+                tiers.append(self._disk.tier(layout))
+            staging = [np.empty(max(sizes), np.uint8) for _ in range(_STAGING_ROWS)]
+            namespace = Namespace(name, layout, tiers, stores, staging)
+            adopted = await namespace.recover()
+            undo.pop_all()
         log.info("%s: attached, %d blocks recovered", name, adopted)
         return namespace
 
     def _memory_tier(
-        self, name: str, config: TierConfig, sizes: Sequence[int], owner: BlockHash
+        self, name: str, config: MemoryConfig, sizes: Sequence[int], owner: BlockHash
     ) -> Tier:
         arena = self._arenas[name]
 
         def grow(group: int) -> list[int] | None:
             return arena.grow((owner, group), sizes[group])
 
-        return _tier(name, config, len(sizes), grow)
-
-    def _open_arrays(self, name: str, layout: KVLayout) -> list[BlockStore]:
-        """The namespace's arrays on the volume, one a group. This blocks."""
-        assert self._volume is not None, "no volume is open"
-        facts = {"model": name, "layout": layout.to_json(), "tenant": self.name}
-        return [
-            self._volume.array(
-                _array_name(layout, self.name, group),
-                layout.block_nbytes(group),
-                {**facts, "group": group, "block_shape": layout.block_shape(group)},
-            )
-            for group in range(len(layout.groups))
-        ]
-
-    def _ssd_tier(self, volume: Volume, config: TierConfig, layout: KVLayout) -> Tier:
-        names = [_array_name(layout, self.name, group) for group in range(len(layout.groups))]
-        tier = _tier("ssd", config, len(names), lambda group: volume.grow(names[group]))
-        for name, pool in zip(names, tier.pools, strict=True):
-            pool.grow(volume.capacity(name))
+        tier = Tier.of(name, plugins.policy(config.policy), config.options, sizes, grow)
+        tier.starved, tier.watermarks = self._starved, config.watermarks
         return tier
+
+    def _starved(self) -> None:
+        """A request found no room: who has no engine gives way, for the next one."""
+        idle = any(not namespace.num_sessions for namespace in self.namespaces.values())
+        if idle and self._making_way is None:
+            self._making_way = asyncio.create_task(self._retire_idle())
+
+    async def _retire_idle(self) -> None:
+        try:
+            async with self._attaching:
+                for namespace in [n for n in self.namespaces.values() if not n.num_sessions]:
+                    await self._retire(namespace)
+        finally:
+            self._making_way = None
 
     async def save(self, deadline: float) -> int:
         """Write what only memory holds to the SSD until `deadline`. Returns the blocks left out."""
-        if self._volume is None:
+        if self._disk is None:
             return 0
         return sum([await namespace.save(deadline) for namespace in self.namespaces.values()])
 
     async def close(self) -> None:
         """Close every namespace and give the memory and the folder back."""
+        if self._making_way:
+            await self._making_way
         for namespace in self.namespaces.values():
             await namespace.close()
         self.namespaces.clear()
-        if self._volume:
-            await asyncio.to_thread(self._volume.close)
+        if self._disk:
+            await self._disk.close()
+        self._pins.close()
         for memory in (self.device, self.host):
             if memory:
                 memory.close()
@@ -198,9 +221,8 @@ class Tenant:
             for name, arena in self._arenas.items()
         }
         ssd: dict[str, Any] = {}
-        if self._volume and self._config.ssd:
-            share = self._config.tenants[self.name].share
-            ssd = {"nbytes": int(self._config.ssd.size * share), "nbytes_used": self._volume.nbytes}
+        if self._disk:
+            ssd = {"nbytes": self._disk.nbytes, "nbytes_used": self._disk.nbytes_used}
         return {
             "name": self.name,
             "memory": memory,
@@ -214,19 +236,7 @@ def _part(nbytes: int, share: float) -> int:
     return max(EXTENT_NBYTES, int(nbytes * share) // EXTENT_NBYTES * EXTENT_NBYTES)
 
 
-def _array_name(layout: KVLayout, tenant: str, group: int) -> str:
-    return f"{layout.root(tenant).hex()}-{group}"
-
-
 def _store(
     kind: type[BlockStore], memory: Any, block_nbytes: int, copiers: ThreadPoolExecutor
 ) -> BlockStore:
     return kind(memory, block_nbytes, copiers)  # type: ignore[call-arg]  # plugins.store's form
-
-
-def _tier(
-    name: str, config: TierConfig, groups: int, grow: Callable[[int], Iterable[int] | None]
-) -> Tier:
-    kind = plugins.policy(config.policy)
-    pools = [BlockPool(kind(0, **config.options)) for _ in range(groups)]
-    return Tier(name, pools, grow)

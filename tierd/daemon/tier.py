@@ -4,9 +4,11 @@ Plain state that the planner changes; levels are positions in a list, so a tier 
 own.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from typing import Self
 
+from policies.base import EvictionPolicy
 from tierd.daemon.pool import BlockPool
 
 
@@ -15,13 +17,29 @@ class Tier:
     """One rung of the chain: a pool for each layer group.
 
     `grow(group)` gives more places for a group's pool, or None if the tier has no more to give.
-    A paused tier takes nothing new (its medium is full or failing) but still serves.
+    Between its `watermarks` a tier keeps places free, or evictable without a copy. `starved()` is
+    told when a request found too little room. A paused tier takes nothing new (its medium is full
+    or failing) but still serves.
     """
 
     name: str
     pools: Sequence[BlockPool]
     grow: Callable[[int], Iterable[int] | None]
+    starved: Callable[[], None] = lambda: None
     paused: bool = False
+    watermarks: tuple[float, float] = (0.0, 0.0)  # of places free or clean, as parts of a pool
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        policy: type[EvictionPolicy],
+        options: Mapping[str, object],
+        groups: Sized,
+        grow: Callable[[int], Iterable[int] | None],
+    ) -> Self:
+        """A tier of empty pools, one for each of `groups`, each with a policy of its own."""
+        return cls(name, [BlockPool(policy(0, **options)) for _ in range(len(groups))], grow)
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ import errno
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 
 from storage.base import BlockFault, BlockStore, MemoryStore, Row
@@ -32,6 +33,8 @@ class _Step:
 
     copy: Copy | None
     settle: Callable[[Outcome], None]
+    source: Place | None = None
+    target: Place | None = None
     waits: int = 0
     doomed: bool = False
     begun: bool = False
@@ -42,8 +45,8 @@ class _Step:
 class StoreTransfer:
     """Moves blocks between the stores of one namespace: `stores[level][group]`.
 
-    `on_full(level)` is called when a medium refuses writes; `staging` are host rows for routes
-    whose both ends are no memory.
+    `on_full(level)` is called when a medium refuses writes; `staging` are host rows, each as long
+    as the largest block, for routes whose both ends are no memory.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class StoreTransfer:
         self._stores = stores
         self._on_full = on_full
         self._staging: asyncio.Queue[Row] = asyncio.Queue()
+        self._has_staging = bool(staging)
         for row in staging:
             self._staging.put_nowait(row)
         self._writers: dict[Place, _Step] = {}
@@ -79,13 +83,22 @@ class StoreTransfer:
 
     def when_idle(self, places: Iterable[Place], call: Callable[[], None]) -> bool:
         """True if nothing reads or writes `places`; else `call` once nothing does."""
-        readers = [step for place in places for step in self._readers.get(place, ())]
-        if not readers:
+        users: list[_Step] = []
+        for place in places:
+            users += self._readers.get(place, ())
+            users += [self._writers[place]] if place in self._writers else []
+        if not users:
             return True
-        barrier = _Step(None, lambda _: call(), waits=len(readers))
-        for step in readers:
+        barrier = _Step(None, lambda _: call(), waits=len(users))
+        for step in users:
             step.then.append((barrier, False))
         return False
+
+    async def idle(self, places: Iterable[Place]) -> None:
+        """Wait until nothing reads or writes `places`."""
+        told = asyncio.Event()
+        if not self.when_idle(places, told.set):
+            await told.wait()
 
     @property
     def busy(self) -> bool:
@@ -105,8 +118,8 @@ class StoreTransfer:
         await self.drain()
 
     def _enter(self, copy: Copy, settle: Settle) -> None:
-        step = _Step(copy, lambda outcome: settle(copy, outcome))
         source, target = copy.source, copy.target
+        step = _Step(copy, partial(settle, copy), source, target)
         assert target not in self._writers, f"two copies write {target}"
         if (writer := self._writers.get(source)) is not None:
             writer.then.append((step, True))
@@ -195,20 +208,22 @@ class StoreTransfer:
     ) -> dict[Copy, Outcome]:
         """Through host rows, where neither end is memory; as many at once as there are rows."""
         failed: dict[Copy, Outcome] = {}
+        assert self._has_staging, "no end of the route is memory, and there are no rows to stage it"
         for copy in copies:
-            row = await self._staging.get()
+            staging = await self._staging.get()
+            row = staging[: source.block_nbytes]
             try:
                 failed |= await self._read(source, [copy], [row])
                 if copy not in failed:
                     failed |= await self._write(target, [copy], [row])
             finally:
-                self._staging.put_nowait(row)
+                self._staging.put_nowait(staging)
         return failed
 
     def _end(self, step: _Step, outcome: Outcome) -> None:
         step.ended = True
-        if step.copy is not None:
-            self._leave(step, step.copy)
+        if step.source is not None and step.target is not None:
+            self._leave(step, step.source, step.target)
         step.settle(outcome)
         for after, reads in step.then:
             after.waits -= 1
@@ -220,17 +235,19 @@ class StoreTransfer:
             else:
                 self._runnable.append(after)
 
-    def _leave(self, step: _Step, copy: Copy) -> None:
-        del self._writers[copy.target]
-        readers = self._readers[copy.source]
+    def _leave(self, step: _Step, source: Place, target: Place) -> None:
+        del self._writers[target]
+        readers = self._readers[source]
         readers.remove(step)
         if not readers:
-            del self._readers[copy.source]
+            del self._readers[source]
 
 
-def _route(step: _Step) -> tuple[int, int, int]:
-    assert step.copy is not None, "a barrier does not run"
-    return (step.copy.src_level, step.copy.dst_level, step.copy.group)
+def _route(step: _Step) -> tuple[bool, int, int, int]:
+    """The batches of one route together, those on their way up first: somebody waits for them."""
+    copy = step.copy
+    assert copy is not None, "a barrier does not run"
+    return (copy.dst_level > copy.src_level, copy.src_level, copy.dst_level, copy.group)
 
 
 def _ids(copies: Sequence[Copy], end: str) -> list[int]:

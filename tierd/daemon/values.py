@@ -101,6 +101,15 @@ class Number:
             raise ValueError(f"must be a number {start} {self.at_least:g} to {self.at_most:g}")
         return number
 
+    def rising(self, value: object) -> tuple[float, float]:
+        """Parse a list of two such numbers, the first at most the second."""
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise ValueError("must be a list of two numbers")
+        low, high = self(value[0]), self(value[1])
+        if low > high:
+            raise ValueError("must be a list of two numbers, the first not above the second")
+        return low, high
+
 
 def text(value: object) -> str:
     """A string that is not empty."""

@@ -65,6 +65,8 @@ def attend(
         return _elsewhere(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     step, window, sinks = keys.step, keys.window, kwargs.get("s_aux")
     keys.attended = True
+    if kwargs.get("position_bias") is not None or not kwargs.get("is_causal", module.is_causal):
+        raise NotImplementedError("a cache in tierd is attended to causally, without position bias")
     if attention_mask is not None:
         step.check_mask(attention_mask, window)
     out = paged_attention(

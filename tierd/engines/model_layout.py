@@ -18,8 +18,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from tierd.layout import KVLayout
 
-_SAMPLE = 64  # values of each tensor that are hashed as they are
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SAMPLE = 64  # words of each tensor that are hashed as they are
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)  # the widest that fits is quickest
 
 # What decides nothing about K and V, and differs between ways to load the same model.
 _INCIDENTAL = {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
@@ -65,7 +65,9 @@ def revision_of(model: Any) -> str:
 def _checksum(tensor: Tensor) -> bytes:
     if not tensor.numel():
         return b""
-    bits = tensor.detach().contiguous().view(-1).view(_BITS[tensor.element_size()])
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    word = next(word for word in _WORDS if data.numel() % word.itemsize == 0)
+    bits = data.view(word)
     sample = bits[:: max(1, bits.numel() // _SAMPLE)]
     return torch.cat((bits.sum(dtype=torch.int64)[None], sample.long())).cpu().numpy().tobytes()
 

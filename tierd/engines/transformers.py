@@ -13,8 +13,8 @@ Only what a prompt's hit lacks is computed. It is frozen for others once its ids
 the cache learns from the channel: `Cache.update` never sees them. Tiers it does not know.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from math import gcd
 from types import TracebackType
 from typing import Any, Self
@@ -38,13 +38,24 @@ __all__ = ["NAME", "TierdCache", "TokenChannel", "generate", "layout_of", "revis
 TokenIds = Tensor | Sequence[int] | npt.NDArray[np.integer]
 
 
-def generate(model: Any, pool: Pool, input_ids: Tensor, **kwargs: Any) -> Any:
+def generate(
+    model: Any,
+    pool: Pool,
+    input_ids: Tensor,
+    *,
+    extra: Mapping[int, bytes] | None = None,
+    **kwargs: Any,
+) -> Any:
     """`model.generate(input_ids, **kwargs)` with its cache in `pool`; returns what that does.
 
+    Inputs that are not token ids (images, embeddings) need `extra`: position to a hash of them.
     What was computed is shared from then on, and the lease is given back. Raises OutOfBlocks if the
     device tier is too full, DaemonLost if the daemon is gone and no room was left without it.
     """
-    with TierdCache(pool, input_ids) as cache, attending(model):
+    unnamed = [k for k, v in kwargs.items() if isinstance(v, Tensor) and k != "attention_mask"]
+    if unnamed and extra is None:
+        raise ValueError(f"{', '.join(unnamed)}: not named by token ids; give its hash in extra")
+    with TierdCache(pool, input_ids, extra=extra) as cache, attending(model):
         processors = LogitsProcessorList([*kwargs.pop("logits_processor", ()), cache.channel])
         kwargs[ALL_CACHE_NAMES[0]] = cache
         return model.generate(input_ids, logits_processor=processors, **kwargs)
@@ -57,21 +68,22 @@ class TierdCache(Cache):
     would come too late. Raises OutOfBlocks, DaemonLost, and ValueError for more than one sequence.
     """
 
-    def __init__(self, pool: Pool, input_ids: TokenIds) -> None:
-        prompt = _one_row(input_ids)
+    def __init__(
+        self, pool: Pool, input_ids: TokenIds, *, extra: Mapping[int, bytes] | None = None
+    ) -> None:
+        self._ids = _one_row(input_ids)
         self.pool, self.channel = pool, TokenChannel(self)
-        self._prompt: npt.NDArray[Any] | None = prompt  # until the channel has seen it
+        self._layers: list[_Layer] = []
         self._step: Step | None = None
         self._latest: PagedKeys | None = None
         self._grant = gcd(*(group.block_size for group in pool.layout.groups))
-        self._lease = pool.acquire(prompt, room=self._rounded(len(prompt)))
-        try:
+        self._lease = pool.acquire(self._ids, room=self._rounded(len(self._ids)), extra=extra)
+        with ExitStack() as undo:
+            undo.callback(self.release)
             self.hit = self._lease.wait()
-        except BaseException:
-            self.release()
-            raise
-        layers: list[Any] = [_Layer(self, i, self.hit) for i in range(pool.layout.num_layers)]
-        super().__init__(layers=layers)
+            undo.pop_all()
+        self._layers = [_Layer(self, i, self.hit) for i in range(pool.layout.num_layers)]
+        super().__init__(layers=list[Any](self._layers))
         self._steps = Steps(self._lease, pool.layout)
 
     # -- while the model computes --------------------------------------------------------------
@@ -90,6 +102,8 @@ class TierdCache(Cache):
         end = start + keys.shape[2]
         if self._step is None or (self._step.start, self._step.end) != (start, end):
             self._lease.check()
+            if any(layer.length != start for layer in self._layers):
+                raise RuntimeError("a forward pass was broken off: release this cache")
             self._make_room(end)
             self._step = self._steps.plan(start, end, keys.device)
         return self._step
@@ -122,22 +136,22 @@ class TierdCache(Cache):
     # -- token ids and the lease ---------------------------------------------------------------
 
     def saw(self, ids: npt.NDArray[Any]) -> None:
-        """The sequence's ids, all of them: commit what is computed. Without a daemon, nothing is
-        committed any more and the generation goes on in the blocks it has."""
+        """The sequence's ids, all of them: commit what is computed. If the daemon is gone, nothing
+        is, and the generation goes on in the blocks it has. Raises ValueError for other ids.
+        """
         self.check_attended()
-        known = self._lease.num_tokens
-        if self._prompt is not None:
-            if len(ids) < known or not np.array_equal(ids[:known], self._prompt):
-                raise ValueError("input_ids: not the prompt that this cache was made for")
-            self._prompt = None
+        known = len(self._ids)
+        if not np.array_equal(ids[:known], self._ids):
+            raise ValueError("input_ids: not the sequence that this cache was made for")
         self._lease.append(ids[known:])
+        self._ids = ids.copy()
         with suppress(DaemonLost):
             self._lease.commit(min(self.get_seq_length(), len(ids)))
 
     def release(self) -> None:
         """Give the lease back; what was committed stays in tierd. May be repeated."""
         self._latest = self._step = None
-        for layer in getattr(self, "layers", ()):
+        for layer in self._layers:
             layer.forget()
         if not self._lease.released:
             with suppress(DaemonLost):  # it gave everything back itself

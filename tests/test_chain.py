@@ -1,0 +1,152 @@
+"""What moves along the tiers: up for a hit, down to make room, and to the coldest at the end."""
+
+import pytest
+
+from tests.rig import DEVICE, HOST, NOW, SSD, Rig, chain
+from tierd.block import State
+from tierd.daemon.copy import Outcome
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_hit_in_host_memory_is_copied_up_and_stays_below(at_once: bool) -> None:
+    rig = Rig(8, 8, 8, at_once=at_once)
+    rig.place(HOST, "ab")
+    lease = rig.acquire("ab")
+    assert (lease.hit, lease.ready) == (4, at_once)
+    rig.transfer.run()
+    assert rig.transfer.routes == [("a", HOST, DEVICE), ("ab", HOST, DEVICE)]
+    assert lease.ready
+    assert [block.key for block in lease.tables[0][:2]] == chain("ab")
+    assert [block.parent for block in lease.tables[0][:2]] == [None, b"a"]
+    assert rig.found(HOST) == rig.found(DEVICE) == {"a", "ab"}
+    assert {block.ref_cnt for block in rig.pool(HOST)} == {0}
+    assert rig.told == [lease]
+
+
+def test_a_block_from_the_ssd_lands_in_host_memory_and_stays_there() -> None:
+    rig = Rig(8, 8, 8)
+    rig.place(SSD, "a")
+    lease = rig.acquire("a")
+    assert rig.transfer.routes == [("a", SSD, HOST), ("a", HOST, DEVICE)]
+    rig.transfer.run()
+    assert lease.ready
+    assert rig.found(SSD) == rig.found(HOST) == rig.found(DEVICE) == {"a"}
+    assert all(block.ref_cnt == 0 for level in (HOST, SSD) for block in rig.pool(level))
+
+
+@pytest.mark.parametrize(("clean", "routes"), [(True, 2), (False, 1)])
+def test_a_landing_place_is_free_or_clean_and_never_the_only_copy(clean: bool, routes: int) -> None:
+    rig = Rig(8, 1, 8)
+    rig.place(HOST, "x")
+    rig.place(SSD, "a")
+    if clean:
+        rig.place(SSD, "x")
+    rig.acquire("a")
+    assert len(rig.transfer.routes) == routes
+    assert rig.found(HOST) == ({"a"} if clean else {"x"})
+
+
+def test_a_hit_is_touched_in_every_tier_below_that_holds_it() -> None:
+    rig = Rig(8, 8)
+    rig.place(HOST, "ab")
+    rig.place(HOST, "x")
+    rig.acquire("ab")
+    rig.transfer.run()
+    assert [block.key for block in rig.pool(HOST).evictable()] == [b"x", b"ab", b"a"]
+
+
+def test_a_victim_goes_one_tier_down_and_its_victim_another() -> None:
+    rig = Rig(2, 1, 8)
+    rig.write("a")
+    rig.place(HOST, "x")
+    rig.acquire("y", room=4)
+    assert rig.transfer.routes == [("x", HOST, SSD), ("a", DEVICE, HOST)]
+    assert (rig.found(HOST), rig.found(SSD)) == ({"a"}, {"x"})
+    rig.transfer.run()
+    assert rig.pool(HOST).counts[State.COMMITTED] == rig.pool(SSD).counts[State.COMMITTED] == 1
+    assert rig.cache.chain.counts.demoted == 2
+
+
+def test_demoting_what_lies_below_already_moves_no_bytes() -> None:
+    rig = Rig(2, 8)
+    rig.write("a")
+    rig.place(HOST, "a")
+    rig.acquire("y", room=4)
+    assert rig.transfer.copies == []
+    assert rig.cache.chain.counts.dropped == 0
+
+
+def test_where_not_all_fit_below_the_hottest_go_there() -> None:
+    rig = Rig(4, 1)
+    rig.write("abc")
+    rig.acquire("y", room=8)
+    assert rig.transfer.routes == [("a", DEVICE, HOST)]  # given up last, so the hottest
+    assert rig.cache.chain.counts.dropped == 2
+
+
+def test_a_demotion_that_fails_is_a_block_less_and_nobodys_error() -> None:
+    rig = Rig(2, 2)
+    rig.write("a")
+    lease = rig.acquire("y", room=4)
+    rig.transfer.end(rig.transfer.copies[0], Outcome.FAILED)
+    assert (rig.found(HOST), rig.pool(HOST).num_free, lease.ready) == (set(), 2, True)
+
+
+def test_a_paused_tier_takes_nothing_and_still_serves() -> None:
+    rig = Rig(2, 4, 4)
+    rig.place(HOST, "x")
+    rig.place(SSD, "q")
+    rig.tiers[HOST].paused = True
+    rig.tiers[HOST].grow = rig.tiers[SSD].grow = lambda group: pytest.fail("a paused tier grows")
+    rig.write("a")
+    lease = rig.acquire("x")
+    assert (lease.hit, rig.transfer.routes) == (2, [("x", HOST, DEVICE)])
+    rig.transfer.run()
+    rig.release(lease)
+    assert rig.acquire("q").hit == 2
+    assert rig.transfer.routes[1:] == [("q", SSD, DEVICE)]  # without landing on the way
+    assert rig.found(HOST) == {"x"}
+    assert rig.cache.chain.counts.dropped == 1
+
+
+def test_saving_copies_the_hottest_first_and_keeps_them_where_they_are() -> None:
+    rig = Rig(3, 4, 8)
+    rig.place(HOST, "x")
+    rig.place(HOST, "ab", first=1)  # a clean copy of what the device has too
+    rig.place(SSD, "q")
+    rig.write("ab")
+    unsaved = rig.cache.chain.unsaved()
+    assert [block.key for _, _, block in unsaved] == [b"a", b"ab", b"x"]
+    rig.cache.save(unsaved)
+    assert [name for name, _, to in rig.transfer.routes if to == SSD] == ["a", "ab", "x"]
+    rig.transfer.run()
+    assert rig.found(SSD) == {"a", "ab", "x", "q"}
+    assert (rig.found(DEVICE), rig.found(HOST)) == ({"a", "ab"}, {"x", "ab"})
+    assert all(block.ref_cnt == 0 for tier in rig.tiers for block in tier.pools[0])
+    assert rig.cache.chain.unsaved() == []
+
+
+def test_where_not_all_can_be_saved_the_coldest_are_left_out() -> None:
+    rig = Rig(3, 4, 2)
+    rig.place(HOST, "xyz")
+    rig.write("ab")
+    assert [block.key for _, _, block in rig.cache.chain.unsaved()] == [b"a", b"ab"]
+
+
+def test_a_paused_tier_saves_nothing() -> None:
+    rig = Rig(4, 4)
+    rig.write("ab")
+    rig.tiers[HOST].paused = True
+    rig.cache.save(rig.cache.chain.unsaved())
+    assert rig.transfer.copies == []
+
+
+def test_what_a_lease_holds_is_saved_too() -> None:
+    rig = Rig(4, 4)
+    lease = rig.acquire("ab")
+    rig.commit(lease)
+    rig.cache.save(rig.cache.chain.unsaved())
+    rig.transfer.run()
+    assert rig.found(HOST) == {"a", "ab"}
+    rig.cache.release(lease, NOW)
+    assert {block.ref_cnt for block in rig.pool(DEVICE)} == {0}

@@ -1,0 +1,139 @@
+"""What happens while nobody waits: cold blocks are made clean, expected prompts come nearer."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.content import BLOCK, BLOCKS, LAYOUT, ask, prompt
+from tests.daemon import Daemon, Status, tiers
+from tests.rig import DEVICE, HOST, NOW, SSD, Rig, chain
+from tierd.block import State
+
+HOUR = 3600.0
+
+
+def marked(*capacities: int, low: float, high: float) -> Rig:
+    rig = Rig(*capacities, at_once=True)
+    for tier in rig.tiers:
+        tier.watermarks = (low, high)
+    return rig
+
+
+def test_cold_blocks_are_copied_down_before_anybody_needs_their_places() -> None:
+    rig = marked(4, 8, low=0.25, high=0.5)
+    for name in "abcd":
+        rig.place(DEVICE, name)
+    copies = rig.cache.reclaim(16)
+    assert [copy.key for copy in copies] == [b"a", b"b"]  # the coldest, up to the high mark
+    assert rig.found(DEVICE) == {"a", "b", "c", "d"}  # where they were they stay
+    assert rig.found(HOST) == {"a", "b"}
+    moved = len(rig.transfer.copies)
+    rig.acquire("xyz", num_tokens=3)  # two blocks: the first two go, and no byte moves
+    assert len(rig.transfer.copies) == moved
+
+
+@pytest.mark.parametrize("at_hand", ["free", "clean"])
+def test_above_the_low_watermark_nothing_is_copied(at_hand: str) -> None:
+    rig = marked(4, 8, low=0.25, high=0.5)
+    for name in "abc":
+        rig.place(DEVICE, name)
+    if at_hand == "clean":
+        rig.place(DEVICE, "d")
+        rig.place(HOST, "a")
+    assert rig.cache.reclaim(16) == []
+
+
+def test_a_block_in_use_is_not_made_clean() -> None:
+    rig = marked(2, 8, low=0.5, high=1.0)
+    rig.write("a")
+    lease = rig.acquire("a")
+    assert [copy.key for copy in rig.cache.reclaim(16)] == []
+    rig.release(lease)
+
+
+def test_so_many_at_once_and_no_more() -> None:
+    rig = marked(8, 8, low=1.0, high=1.0)
+    for name in "abcdefgh":
+        rig.place(DEVICE, name)
+    assert len(rig.cache.reclaim(3)) == 3
+    assert len(rig.cache.reclaim(16)) == 5
+
+
+def test_every_tier_but_the_coldest_is_kept_clean() -> None:
+    rig = marked(2, 2, 8, low=1.0, high=1.0)
+    for name in "ab":
+        rig.place(HOST, name)
+    assert [(c.src_level, c.dst_level) for c in rig.cache.reclaim(16)] == [(HOST, SSD)] * 2
+
+
+def test_a_prefetch_brings_a_prompt_from_the_ssd_into_host_memory() -> None:
+    rig = Rig(8, 8, 8, at_once=True)
+    rig.place(SSD, "abc")
+    copies = rig.cache.prefetch(chain("abc"), rig.tokens("abc"), 2, NOW)
+    assert [(c.key, c.src_level, c.dst_level) for c in copies] == [
+        (b"a", SSD, HOST),
+        (b"ab", SSD, HOST),
+    ]
+    assert len(rig.cache.prefetch(chain("abc"), rig.tokens("abc"), 2, NOW)) == 1
+    assert rig.cache.prefetch(chain("abc"), rig.tokens("abc"), 2, NOW) == []
+    assert rig.found(HOST) == {"a", "ab", "abc"}
+    assert rig.found(DEVICE) == set()
+    assert all(block.ref_cnt == 0 for level in (HOST, SSD) for block in rig.pool(level))
+
+
+def test_a_prefetch_takes_no_place_that_would_be_missed() -> None:
+    rig = Rig(8, 2, 8, at_once=True)
+    rig.place(HOST, "a")  # of the very prompt, and on the SSD too
+    rig.place(HOST, "x")  # only here
+    rig.place(SSD, "ab")
+    assert rig.cache.prefetch(chain("ab"), rig.tokens("ab"), 16, NOW) == []
+    assert rig.found(HOST) == {"a", "x"}
+
+
+def test_a_prompt_may_be_acquired_while_its_prefetch_is_under_way() -> None:
+    rig = Rig(8, 8, 8)
+    rig.place(SSD, "a")
+    rig.cache.prefetch(chain("a"), rig.tokens("a"), 16, NOW)
+    lease = rig.acquire("a")
+    assert rig.transfer.routes == [("a", SSD, HOST), ("a", HOST, DEVICE)]  # one read of the SSD
+    rig.transfer.run()
+    assert lease.ready
+    assert rig.pool(HOST).counts[State.COMMITTED] == 1
+
+
+def committed(status: Status, tier: str) -> int:
+    return tiers(status)[tier][0]["committed"]
+
+
+def test_a_daemon_writes_cold_blocks_to_the_ssd_while_nobody_waits(tmp_path: Path) -> None:
+    more = "device.watermarks = [1.0, 1.0]\nhost.watermarks = [1.0, 1.0]\n"
+    with Daemon(tmp_path, more=more) as daemon, daemon.client() as client:
+        ask(client.attach(LAYOUT), prompt(1, BLOCKS * BLOCK))
+        daemon.until(lambda status: committed(status, "ssd") == BLOCKS)
+        assert committed(daemon.status(), "device") == BLOCKS
+
+
+def test_a_prefetched_prompt_is_a_hit_in_host_memory(tmp_path: Path) -> None:
+    tokens = prompt(1, 8 * BLOCK + 1)
+    with Daemon(tmp_path) as daemon:
+        with daemon.client() as client:
+            ask(client.attach(LAYOUT), tokens)
+        daemon.terminate()
+        with daemon, daemon.client() as client:
+            pool = client.attach(LAYOUT)
+            assert committed(daemon.status(), "host") == 0
+            pool.prefetch(tokens, within=HOUR)
+            daemon.until(lambda status: committed(status, "host") == 8)
+            assert ask(pool, tokens) == 8 * BLOCK
+
+
+def test_a_prefetch_that_comes_too_late_is_left_out(tmp_path: Path) -> None:
+    with Daemon(tmp_path) as daemon:
+        with daemon.client() as client:
+            ask(client.attach(LAYOUT), prompt(1, 8 * BLOCK + 1))
+        daemon.terminate()
+        with daemon, daemon.client() as client:
+            pool = client.attach(LAYOUT)
+            pool.prefetch(prompt(1, 8 * BLOCK + 1), within=-1)
+            ask(pool, prompt(2, BLOCK))  # whatever the prefetch began has its place by now
+            assert committed(daemon.status(), "host") == 0
