@@ -21,7 +21,7 @@ from gpu_report import Check
 
 from storage.base import Row
 from storage.device import CudaDeviceStore
-from storage.host import HostStore
+from storage.host import pin
 from tests.triton_calls import attend
 from tierd.shm import CudaMemory
 
@@ -34,7 +34,7 @@ import sys
 import torch
 from tierd.shm import CudaMemory
 
-memory = CudaMemory.attach(bytes.fromhex(sys.argv[1]), int(sys.argv[2]))
+memory = CudaMemory.attach(bytes.fromhex(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
 first, second = memory.tensor.view(2, -1)
 ours = torch.arange(first.numel(), device="cuda") % 251
 assert torch.equal(first, ours.to(torch.uint8)), "the bytes are not those of the maker"
@@ -58,7 +58,8 @@ def _two_processes() -> Check:
     first, second = memory.tensor.view(2, -1)
     first.copy_(torch.arange(first.numel(), device="cuda") % 251)
     torch.cuda.synchronize()
-    command = [sys.executable, "-c", _OTHER_PROCESS, memory.export().hex(), str(SHARED_NBYTES)]
+    handle = memory.export().hex()
+    command = [sys.executable, "-c", _OTHER_PROCESS, handle, str(SHARED_NBYTES), memory.uuid]
     try:
         other = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         if other.returncode:
@@ -79,11 +80,9 @@ def _stores() -> Iterator[tuple[CudaDeviceStore, list[Row], list[Row]]]:
     host: Row = np.frombuffer(mmap.mmap(-1, 2 * nbytes), np.uint8)
     host[:nbytes] = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     rows = list(host.reshape(2 * NUM_BLOCKS, BLOCK_NBYTES))
-    with ThreadPoolExecutor(4) as executor:
-        pinned = HostStore(host, BLOCK_NBYTES, executor, pin=True)
+    with ThreadPoolExecutor(4) as executor, pin(host):
         store = CudaDeviceStore(memory.tensor, BLOCK_NBYTES, executor)
         yield store, rows[:NUM_BLOCKS], rows[NUM_BLOCKS:]
-        asyncio.run(pinned.close())
     del store
     memory.close()
 
