@@ -8,18 +8,36 @@ import ctypes
 import fcntl
 import mmap
 import os
-from contextlib import suppress
+import threading
+import weakref
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 _F_ADD_SEALS, _SEAL, _SHRINK, _GROW = 1033, 0x1, 0x2, 0x4
-_MADV_DONTFORK, _MADV_HUGEPAGE = 10, 14
+_PROT_NONE, _PROT_RW = 0, mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FIXED, _MAP_FAILED = 0x10, ctypes.c_void_p(-1).value
+_MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_COLLAPSE = 10, 14, 25
+_HUGE = 2 << 20
+_POPULATE = 32 << 20  # bytes backed at a time
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class SharedMemory:
-    """A mapping of a memfd: `array` is its bytes, uint8, page aligned.
+    """A mapping of a memfd: `array` is its bytes, uint8, at a multiple of 2 MiB.
 
     A child made by fork does not inherit the mapping: whoever maps connects himself.
     """
@@ -27,11 +45,11 @@ class SharedMemory:
     def __init__(self, fd: int, nbytes: int) -> None:
         """Map `fd`, which this object owns from now on."""
         self.fd, self.nbytes = fd, nbytes
-        self._map = mmap.mmap(fd, nbytes)
-        self._map.madvise(_MADV_DONTFORK)
-        with suppress(OSError):  # advice; a kernel without huge pages may refuse it
-            self._map.madvise(_MADV_HUGEPAGE)
-        self.array: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self._address = _map_aligned(fd, nbytes)
+        memory = (ctypes.c_uint8 * nbytes).from_address(self._address)
+        # Views keep `memory` alive, and it the mapping; at exit the kernel takes it anyway.
+        weakref.finalize(memory, _libc.munmap, self._address, nbytes).atexit = False
+        self.array: npt.NDArray[np.uint8] = np.ctypeslib.as_array(memory)
 
     @classmethod
     def create(cls, name: str, nbytes: int) -> Self:
@@ -41,15 +59,55 @@ class SharedMemory:
         fcntl.fcntl(fd, _F_ADD_SEALS, _SHRINK | _GROW | _SEAL)
         return cls(fd, nbytes)
 
+    def populate(self, stop: threading.Event) -> int:
+        """Back the memory with pages now, huge ones where the kernel allows: reading it is then up
+        to 1.4 times as fast (kernels.md 2.1), for every process that maps it.
+
+        This takes a second a GiB; `stop` ends it early. Returns the bytes on huge pages. What the
+        kernel refuses is left to be backed by the first write, page by page.
+        """
+        huge = 0
+        for start in range(0, self.nbytes, _POPULATE):
+            nbytes = min(_POPULATE, self.nbytes - start)
+            if stop.is_set():
+                break
+            try:
+                os.posix_fallocate(self.fd, start, nbytes)
+            except OSError:
+                break  # memory is short, or the daemon has closed it
+            if not _libc.madvise(self._address + start, nbytes, _MADV_COLLAPSE):
+                huge += nbytes
+        return huge
+
     def close(self) -> None:
         """Give the mapping up; whoever still holds a view of it keeps it until they drop it."""
-        if self.fd < 0:
-            return
-        os.close(self.fd)
-        self.fd = -1
-        del self.array
-        with suppress(BufferError):  # the last view unmaps it
-            self._map.close()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            del self.array
+
+
+def _map_aligned(fd: int, nbytes: int) -> int:
+    """Map `fd` at a multiple of 2 MiB, where its pages can be huge. Returns the address."""
+    anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    reserved = _mmap(0, nbytes + _HUGE, _PROT_NONE, anonymous, -1)
+    address = -(-reserved // _HUGE) * _HUGE
+    _mmap(address, nbytes, _PROT_RW, mmap.MAP_SHARED | _MAP_FIXED, fd)
+    end, pages = reserved + nbytes + _HUGE, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    for start, stop in ((reserved, address), (address + pages, end)):
+        if stop > start:
+            _libc.munmap(start, stop - start)
+    _libc.madvise(address, nbytes, _MADV_DONTFORK)
+    _libc.madvise(address, nbytes, _MADV_HUGEPAGE)
+    return address
+
+
+def _mmap(address: int, nbytes: int, protection: int, flags: int, fd: int) -> int:
+    found: int | None = _libc.mmap(address, nbytes, protection, flags, fd, 0)
+    if found is None or found == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot map {nbytes} bytes: {os.strerror(number)}")
+    return found
 
 
 class CudaMemory:

@@ -6,6 +6,7 @@ stores; a namespace's pools grow out of the tenant's arenas, an extent run or a 
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
@@ -57,6 +58,8 @@ class Tenant:
         if self.host:
             self._arenas["host"] = Arena(self.host.nbytes)
         self._disk: Disk | None = None
+        self._stop = threading.Event()  # of what goes on in threads
+        self._populating: asyncio.Task[None] | None = None
         self._pins = ExitStack()
         self.namespaces: dict[str, Namespace] = {}
         self._attaching = asyncio.Lock()
@@ -64,10 +67,22 @@ class Tenant:
 
     async def open(self) -> None:
         """Pin host memory where there is a GPU, and open the tenant's folder of the SSD."""
+        if isinstance(self.device, SharedMemory):
+            self._populating = asyncio.create_task(self._populate(self.device))
         if self.host and isinstance(self.device, CudaMemory):
             self._pins = await asyncio.to_thread(pin, self.host.array)
         if (ssd := self._config.ssd) is not None:
             self._disk = await Disk.open(self.name, ssd, self._config.tenants[self.name].share)
+
+    async def _populate(self, memory: SharedMemory) -> None:
+        """Back the memory that engines compute on, while they attach already."""
+        huge = await asyncio.to_thread(memory.populate, self._stop)
+        log.info(
+            "%s: %d of %d bytes of the device tier lie on huge pages",
+            self.name,
+            huge,
+            memory.nbytes,
+        )
 
     async def attach(self, name: str, wanted: KVLayout) -> Namespace:
         """The namespace of `wanted`, made if need be; an engine more is in it.
@@ -202,6 +217,9 @@ class Tenant:
 
     async def close(self) -> None:
         """Close every namespace and give the memory and the folder back."""
+        self._stop.set()
+        if self._populating:
+            await self._populating
         if self._making_way:
             await self._making_way
         for namespace in self.namespaces.values():
