@@ -27,6 +27,9 @@ import tierd
 LONGEST_TURN_MS = 25.0
 PATIENCE_S = 30.0  # for what takes milliseconds on a machine that is not busy
 
+# For tests that count copies: none is made ahead.
+NOT_AHEAD = "device.watermarks = [0, 0]\nhost.watermarks = [0, 0]\n"
+
 Status = dict[str, Any]
 
 

@@ -15,7 +15,7 @@ import zarr
 import tierd
 from storage.slab import Geometry
 from tests.content import BLOCK, BLOCK_NBYTES, LAYOUT, ask, check, content, names, prompt, serve
-from tests.daemon import Daemon, Status, held, tiers
+from tests.daemon import NOT_AHEAD, Daemon, Status, held, tiers
 from tests.engine import Engine
 
 PROMPT = 8 * BLOCK
@@ -138,7 +138,8 @@ def test_a_flipped_byte_is_a_shorter_hit_and_no_error(tmp_path: Path) -> None:
 
 def test_a_second_sigterm_cuts_the_saving_short(tmp_path: Path) -> None:
     """Many blocks to save; told twice, the daemon ends before they are all written."""
-    with Daemon(tmp_path, device="128MiB", ssd="256MiB") as daemon, attached(daemon) as pool:
+    big = Daemon(tmp_path, device="128MiB", ssd="256MiB", more=NOT_AHEAD)
+    with big as daemon, attached(daemon) as pool:
         for seed in range(64):
             ask(pool, prompt(seed, 30 * BLOCK))
         daemon.status_at_end = daemon.status()

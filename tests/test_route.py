@@ -9,7 +9,7 @@ import torch
 
 import tierd
 from tests.content import BLOCK, BLOCKS, LAYOUT, ask, check, prompt, serve, write
-from tests.daemon import Daemon, Status, held, tiers
+from tests.daemon import NOT_AHEAD, Daemon, Status, held, tiers
 from tests.engine import Engine
 from tierd.layout import KVLayout
 from tierd.protocol import Op
@@ -155,9 +155,10 @@ def test_groups_have_their_own_block_sizes_and_windows(tmp_path: Path) -> None:
         assert daemon.status()["tenants"][0]["namespaces"][0]["promoted"] > 0
 
 
-def test_two_who_want_the_same_cold_prefix_load_it_once(daemon: Daemon) -> None:
+def test_two_who_want_the_same_cold_prefix_load_it_once(tmp_path: Path) -> None:
     cold = prompt(0, 8 * BLOCK)
-    with Engine(daemon.socket) as a, Engine(daemon.socket) as b:
+    running = Daemon(tmp_path, more=NOT_AHEAD)
+    with running as daemon, Engine(daemon.socket) as a, Engine(daemon.socket) as b:
         for seed in range(9):  # 72 blocks, more than device and host hold
             a.ask("release", lease=a.ask("serve", tokens=prompt(seed, 8 * BLOCK))["lease"])
         before = daemon.status()["tenants"][0]["namespaces"][0]
