@@ -29,7 +29,7 @@ SLOW = [name for name, case in CASES.items() if not case.small]
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
-    reason="triton is not installed (1 GB; pip install 'tierd[gpu]')",
+    reason="triton is not installed (pip install triton)",
 )
 
 
