@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tierd.block import BlockHash
-from tierd.client import Lease, Pool
 from tierd.daemon.match import first_block
 from tierd.layout import KVLayout
+from tierd.lease import Lease
+from tierd.pool import Pool
 from tierd.shm import SharedMemory
 
 Row = npt.NDArray[np.uint8]

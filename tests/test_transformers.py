@@ -26,9 +26,10 @@ from transformers import (
 )
 
 import tierd
-from tierd.client import Client, Pool
+from tierd.client import Client
 from tierd.engines.attention import attend
 from tierd.engines.transformers import NAME, TierdCache, generate, layout_of, revision_of
+from tierd.pool import Pool
 
 ROOT = Path(__file__).parents[1]
 BLOCK = 16

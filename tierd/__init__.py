@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tierd.client import Client, Lease, Pool, connect
+    from tierd.client import Client, connect
     from tierd.errors import (
         ConfigError,
         DaemonLost,
@@ -20,10 +20,14 @@ if TYPE_CHECKING:
         TierdError,
     )
     from tierd.layout import KVLayout, LayerGroup
+    from tierd.lease import Lease
     from tierd.ops import paged_attention, write_kv
+    from tierd.pool import Pool
 
 _HOMES = {
-    "tierd.client": ("connect", "Client", "Pool", "Lease"),
+    "tierd.client": ("connect", "Client"),
+    "tierd.pool": ("Pool",),
+    "tierd.lease": ("Lease",),
     "tierd.layout": ("KVLayout", "LayerGroup"),
     "tierd.ops": ("paged_attention", "write_kv"),
     "tierd.errors": (

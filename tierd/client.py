@@ -14,23 +14,16 @@ tiers: where a block came from is the daemon's business.
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Self
 
 from tierd import protocol
-from tierd.errors import DaemonLost, LeaseError, ProtocolError, TierdError
+from tierd.errors import DaemonLost, LeaseError, ProtocolError
 from tierd.layout import KVLayout
-from tierd.prefix import PrefixChain, Tokens, token_array
-from tierd.protocol import Frame, Kind, Op, StepRequest
+from tierd.pool import Pool
+from tierd.protocol import Frame, Kind, Op
 from tierd.shm import CudaMemory, SharedMemory
-
-if TYPE_CHECKING:
-    import torch
 
 
 def connect(path: str | os.PathLike[str] | None = None, *, tenant: str = "") -> "Client":
@@ -45,7 +38,7 @@ class Client:
     """One connection. `boot` names the daemon's life: another id means another daemon."""
 
     def __init__(self, path: str, tenant: str = "", timeout: float = 60.0) -> None:
-        self._path, self._lock, self._buffer = path, threading.RLock(), b""
+        self._path, self.lock, self._buffer = path, threading.RLock(), b""
         self._pid, self._request, self._lost = os.getpid(), 0, ""
         self._memory: SharedMemory | CudaMemory | None = None
         self.pool: Pool | None = None
@@ -86,7 +79,7 @@ class Client:
             self._memory = CudaMemory.attach(handle, device["nbytes"], device["uuid"])
         return welcome
 
-    def attach(self, layout: KVLayout, name: str | None = None) -> "Pool":
+    def attach(self, layout: KVLayout, name: str | None = None) -> Pool:
         """Attach `layout` under `name` (default: its model); once a connection.
 
         Raises LayoutMismatch if engines have another layout attached under that name.
@@ -106,7 +99,7 @@ class Client:
 
         Raises what the daemon answers, or DaemonLost.
         """
-        with self._lock:
+        with self.lock:
             self._check()
             self._request += 1
             self._send(protocol.encode(op, Kind.REQUEST, self._request, body))
@@ -121,7 +114,7 @@ class Client:
 
         Another thread's call may have taken in the push that is waited for, so it is asked first.
         """
-        with self._lock:
+        with self.lock:
             if not done():
                 self._check()
                 self._receive()
@@ -171,7 +164,7 @@ class Client:
 
     def close(self) -> None:
         """Say goodbye: views must be dropped, nothing may be written any more. May be repeated."""
-        with self._lock:
+        with self.lock:
             if not self._lost and os.getpid() == self._pid:
                 with suppress(DaemonLost):  # it is gone already
                     self.call(Op.GOODBYE, protocol.dump({}))
@@ -185,257 +178,5 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Pool:
-    """The device tier as this engine sees it: `layout`, and its blocks as torch tensors."""
-
-    def __init__(self, client: Client, layout: KVLayout, memory: SharedMemory | CudaMemory) -> None:
-        self.client, self.layout = client, layout
-        self._memory = memory
-        self._root = layout.root(client.tenant)
-        self._leases: dict[int, Lease] = {}
-        self._next = 0
-        self._views: dict[int, torch.Tensor] = {}
-
-    def view(self, group: int) -> "torch.Tensor":
-        """All blocks of a group, without a copy.
-
-        Shape `[num_blocks, layers of the group, 2 (K, V), num_kv_heads, block_size, head_dim]`;
-        block i of the first axis is the place with BlockId i.
-        """
-        if group not in self._views:
-            import torch
-
-            flat = (
-                self._memory.tensor
-                if isinstance(self._memory, CudaMemory)
-                else torch.from_numpy(self._memory.array)
-            ).view(getattr(torch, self.layout.dtype))
-            shape = self.layout.block_shape(group)
-            stride = self.layout.block_nbytes(group) // flat.element_size()
-            inner = torch.empty(shape, device="meta").stride()
-            size = (flat.numel() // stride, *shape)
-            self._views[group] = flat.as_strided(size, (stride, *inner))
-        return self._views[group]
-
-    def kv(self, layer: int) -> tuple["torch.Tensor", "torch.Tensor"]:
-        """The K and V caches of one layer, for the op: `[num_blocks, heads, block_size, dim]`."""
-        group, index = self.layout.group_of(layer)
-        view = self.view(group)
-        return view[:, index, 0], view[:, index, 1]
-
-    def acquire(
-        self, tokens: Tokens, *, room: int = 0, extra: Mapping[int, bytes] | None = None
-    ) -> "Lease":
-        """Lease the blocks of a prompt, its longest known prefix filled or being filled.
-
-        `room`: tokens to have places for, the prompt's length if smaller. `extra`: position to
-        bytes that also decide the K and V there (an image's hash). Raises OutOfBlocks.
-        """
-        ids = token_array(tokens)
-        if not len(ids):
-            raise ValueError("tokens: a prompt has at least one")
-        chain = PrefixChain(self._root, self.layout.hash_step, extra)
-        chain.append(ids)
-        with self.client._lock:
-            self._next += 1
-            lease = Lease(self, self._next, chain, len(ids))
-            self._leases[lease.number] = lease
-            body = protocol.dump_acquire(lease.number, len(ids), max(room, len(ids)), chain.hashes)
-            try:
-                self.client.call(Op.ACQUIRE, body, lease.answered)
-            except TierdError:
-                del self._leases[lease.number]
-                raise
-        return lease
-
-    def prefetch(
-        self, tokens: Tokens, *, within: float = 60.0, extra: Mapping[int, bytes] | None = None
-    ) -> None:
-        """Say that this prompt is expected within so many seconds: what it would hit on SSD is
-        brought into host memory meanwhile. A hint: nothing is leased, nothing promised."""
-        ids = token_array(tokens)
-        chain = PrefixChain(self._root, self.layout.hash_step, extra)
-        chain.append(ids)
-        self.client.call(Op.PREFETCH, protocol.dump_prefetch(within, len(ids), chain.hashes))
-
-    def advance(self, steps: Sequence[tuple["Lease", int, int]]) -> None:
-        """For each `(lease, committed, room)` of a batch: freeze its first `committed` tokens and
-        have places for `room`, in one message, or none if no block fills and none is needed.
-
-        All or nothing. Raises OutOfBlocks, LeaseError.
-        """
-        requests = [r for lease, committed, room in steps if (r := lease.step(committed, room))]
-        if not requests:
-            return
-        with self.client._lock:
-            reply = self.client.call(Op.ADVANCE, protocol.dump_steps(requests))
-            added = protocol.parse_added(reply, len(requests), len(self.layout.groups))
-            for request, tables in zip(requests, added, strict=True):
-                self._leases[request.lease].advanced(request, tables)
-
-    def release(self, leases: Sequence["Lease"]) -> None:
-        """Give leases back in one message; what they committed stays in the cache."""
-        for lease in leases:
-            lease.check()
-        if not leases:
-            return
-        self.client.call(Op.RELEASE, protocol.dump_leases([lease.number for lease in leases]))
-        for lease in leases:
-            lease.released = True
-            del self._leases[lease.number]
-
-    def pushed(self, frame: Frame) -> None:
-        """Take in what the daemon pushed."""
-        state = protocol.parse_lease(frame.body, len(self.layout.groups))
-        if (lease := self._leases.get(state.lease)) is not None:
-            lease.update(state)
-
-    def forget_views(self) -> None:
-        self._views.clear()
-
-    def close(self) -> None:
-        """Detach: the connection ends with it."""
-        self.client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class Lease:
-    """What this engine holds for one sequence.
-
-        0 ......... hit ......... committed ......... room
-        filled by the daemon | frozen, shared | may be written in place
-
-    `tables[g]` are the block ids of group g in token order, int32. Until `wait` returns, `hit` is
-    planned: a load that fails makes it shorter, and the tables then differ past it.
-    """
-
-    def __init__(self, pool: Pool, number: int, chain: PrefixChain, num_tokens: int) -> None:
-        self.number = number
-        self.hit = self.committed = self.room = 0
-        self.num_tokens = num_tokens  # whose ids are known
-        self.tables: list[npt.NDArray[np.int32]] = []
-        self.released = False
-        self._pool, self._chain = pool, chain
-        self._ready = 0
-        self._sent = len(chain.hashes)  # hashes the daemon knows
-        self._frozen = 0  # tokens the daemon was told are committed
-
-    def wait(self, group: int | None = None) -> int:
-        """Wait until a group's (default: every group's) hit is in place; returns the hit.
-
-        It is the one that stands as far as the groups waited for know. Where it is shorter than
-        planned, compute from there on.
-        """
-        self.check()
-        groups = len(self._pool.layout.groups)
-        wanted = (1 << groups) - 1 if group is None else 1 << group
-        while not self._pool.client.await_push(lambda: self._ready & wanted == wanted):
-            pass
-        if self.room < self.num_tokens and group is None:
-            self.extend(self.num_tokens)  # a hit cut short under pressure gave its room back
-        return self.hit
-
-    def append(self, tokens: Tokens) -> None:
-        """The sequence goes on with `tokens`, whose K and V are not (all) written yet."""
-        ids = token_array(tokens)
-        self._chain.append(ids)
-        self.num_tokens += len(ids)
-
-    def extend(self, room: int) -> None:
-        """Have places for `room` tokens. Raises OutOfBlocks, nothing changed."""
-        self._pool.advance([(self, self.committed, room)])
-
-    def commit(self, num_tokens: int) -> None:
-        """K and V of the first `num_tokens` are written in every layer: full blocks are frozen."""
-        self._pool.advance([(self, num_tokens, 0)])
-
-    def release(self) -> None:
-        """Give the lease back; what it committed stays in the cache."""
-        self._pool.release([self])
-
-    def block_table(self, group: int) -> npt.NDArray[np.int32]:
-        """`tables[group]`, safe for the op: a block past its window is named by another of ours."""
-        table = self.tables[group]
-        missing = table < 0
-        if not missing.any():
-            return table
-        return np.where(missing, table.max(), table).astype(np.int32)
-
-    def check(self) -> None:
-        """Raise LeaseError unless the lease is held."""
-        if self.released:
-            raise LeaseError(f"lease {self.number} is released")
-
-    def step(self, committed: int, room: int) -> StepRequest | None:
-        """What the daemon must be asked; None if it need not be."""
-        self.check()
-        if committed > min(self.num_tokens, max(self.room, room)):
-            raise LeaseError(
-                f"cannot commit {committed} tokens: {self.num_tokens} are known and there is room "
-                f"for {max(self.room, room)}"
-            )
-        layout = self._pool.layout
-        fills = any(
-            committed // group.block_size > self._frozen // group.block_size
-            for group in layout.groups
-        )
-        if not fills and room <= self.room:
-            self.committed = max(self.committed, committed)
-            return None
-        known = max(self._sent, committed // layout.hash_step)
-        hashes = self._chain.hashes[self._sent : known]
-        return StepRequest(self.number, max(committed, self._frozen), room, hashes)
-
-    def advanced(self, request: StepRequest, added: protocol.Tables) -> None:
-        """The daemon has done it."""
-        self.tables = [
-            np.append(table, np.asarray(ids, np.int32)) if ids else table
-            for table, ids in zip(self.tables, added, strict=True)
-        ]
-        self.room = max(self.room, request.room)
-        self._sent += len(request.hashes)
-        self._frozen = max(self._frozen, request.committed)
-        self.committed = max(self.committed, self._frozen)
-
-    def answered(self, body: bytes) -> None:
-        """The daemon has leased the blocks."""
-        self.update(protocol.parse_lease(body, len(self._pool.layout.groups)))
-
-    def update(self, state: protocol.LeaseState) -> None:
-        """Where the daemon says the lease stands."""
-        self._ready = state.ready
-        if state.tables is not None:
-            self.hit, self.room = state.hit, state.room
-            self.committed = self._frozen = state.hit
-            self.tables = [np.asarray(ids, np.int32) for ids in state.tables]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        if not self.released and not isinstance(error, DaemonLost):
-            self.release()

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tierd.client import Lease
 from tierd.layout import KVLayout
+from tierd.lease import Lease
 
 
 @dataclass(slots=True)

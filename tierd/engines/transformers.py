@@ -16,7 +16,6 @@ the cache learns from the channel: `Cache.update` never sees them. Tiers it does
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from math import gcd
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -26,12 +25,12 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from tierd.client import Pool
 from tierd.engines.attention import NAME, PagedKeys, attending, hand_over
 from tierd.engines.model_layout import layout_of, revision_of
 from tierd.engines.step import Step, Steps
 from tierd.errors import DaemonLost, OutOfBlocks
 from tierd.ops import write_kv
+from tierd.pool import Pool
 
 __all__ = ["NAME", "TierdCache", "TokenChannel", "generate", "layout_of", "revision_of"]
 
@@ -160,12 +159,7 @@ class TierdCache(Cache):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

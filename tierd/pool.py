@@ -1,0 +1,141 @@
+"""The device tier as one engine sees it: mapped blocks, and the leases this engine has of them.
+
+A request is one message for a whole batch. It knows what a block holds only by its name.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+from tierd import protocol
+from tierd.errors import TierdError
+from tierd.layout import KVLayout
+from tierd.lease import Lease
+from tierd.prefix import PrefixChain, Tokens, token_array
+from tierd.protocol import Frame, Op
+from tierd.shm import CudaMemory, SharedMemory
+
+if TYPE_CHECKING:
+    import torch
+
+    from tierd.client import Client
+
+
+class Pool:
+    """The device tier as this engine sees it: `layout`, and its blocks as torch tensors."""
+
+    def __init__(
+        self, client: "Client", layout: KVLayout, memory: SharedMemory | CudaMemory
+    ) -> None:
+        self.client, self.layout = client, layout
+        self._memory = memory
+        self._root = layout.root(client.tenant)
+        self._leases: dict[int, Lease] = {}
+        self._next = 0
+        self._views: dict[int, torch.Tensor] = {}
+
+    def view(self, group: int) -> "torch.Tensor":
+        """All blocks of a group, without a copy.
+
+        Shape `[num_blocks, layers of the group, 2 (K, V), num_kv_heads, block_size, head_dim]`;
+        block i of the first axis is the place with BlockId i.
+        """
+        if group not in self._views:
+            import torch
+
+            flat = (
+                self._memory.tensor
+                if isinstance(self._memory, CudaMemory)
+                else torch.from_numpy(self._memory.array)
+            ).view(getattr(torch, self.layout.dtype))
+            shape = self.layout.block_shape(group)
+            stride = self.layout.block_nbytes(group) // flat.element_size()
+            inner = torch.empty(shape, device="meta").stride()
+            size = (flat.numel() // stride, *shape)
+            self._views[group] = flat.as_strided(size, (stride, *inner))
+        return self._views[group]
+
+    def kv(self, layer: int) -> tuple["torch.Tensor", "torch.Tensor"]:
+        """The K and V caches of one layer, for the op: `[num_blocks, heads, block_size, dim]`."""
+        group, index = self.layout.group_of(layer)
+        view = self.view(group)
+        return view[:, index, 0], view[:, index, 1]
+
+    def acquire(
+        self, tokens: Tokens, *, room: int = 0, extra: Mapping[int, bytes] | None = None
+    ) -> Lease:
+        """Lease the blocks of a prompt, its longest known prefix filled or being filled.
+
+        `room`: tokens to have places for, the prompt's length if smaller. `extra`: position to
+        bytes that also decide the K and V there (an image's hash). Raises OutOfBlocks.
+        """
+        ids = token_array(tokens)
+        if not len(ids):
+            raise ValueError("tokens: a prompt has at least one")
+        chain = PrefixChain(self._root, self.layout.hash_step, extra)
+        chain.append(ids)
+        with self.client.lock:
+            self._next += 1
+            lease = Lease(self, self._next, chain, len(ids))
+            self._leases[lease.number] = lease
+            body = protocol.dump_acquire(lease.number, len(ids), max(room, len(ids)), chain.hashes)
+            try:
+                self.client.call(Op.ACQUIRE, body, lease.answered)
+            except TierdError:
+                del self._leases[lease.number]
+                raise
+        return lease
+
+    def prefetch(
+        self, tokens: Tokens, *, within: float = 60.0, extra: Mapping[int, bytes] | None = None
+    ) -> None:
+        """Say that this prompt is expected within so many seconds: what it would hit on SSD is
+        brought into host memory meanwhile. A hint: nothing is leased, nothing promised."""
+        ids = token_array(tokens)
+        chain = PrefixChain(self._root, self.layout.hash_step, extra)
+        chain.append(ids)
+        self.client.call(Op.PREFETCH, protocol.dump_prefetch(within, len(ids), chain.hashes))
+
+    def advance(self, steps: Sequence[tuple[Lease, int, int]]) -> None:
+        """For each `(lease, committed, room)` of a batch: freeze its first `committed` tokens and
+        have places for `room`, in one message, or none if no block fills and none is needed.
+
+        All or nothing. Raises OutOfBlocks, LeaseError.
+        """
+        requests = [r for lease, committed, room in steps if (r := lease.step(committed, room))]
+        if not requests:
+            return
+        with self.client.lock:
+            reply = self.client.call(Op.ADVANCE, protocol.dump_steps(requests))
+            added = protocol.parse_added(reply, len(requests), len(self.layout.groups))
+            for request, tables in zip(requests, added, strict=True):
+                self._leases[request.lease].advanced(request, tables)
+
+    def release(self, leases: Sequence[Lease]) -> None:
+        """Give leases back in one message; what they committed stays in the cache."""
+        for lease in leases:
+            lease.check()
+        if not leases:
+            return
+        self.client.call(Op.RELEASE, protocol.dump_leases([lease.number for lease in leases]))
+        for lease in leases:
+            lease.released = True
+            del self._leases[lease.number]
+
+    def pushed(self, frame: Frame) -> None:
+        """Take in what the daemon pushed."""
+        state = protocol.parse_lease(frame.body, len(self.layout.groups))
+        if (lease := self._leases.get(state.lease)) is not None:
+            lease.update(state)
+
+    def forget_views(self) -> None:
+        self._views.clear()
+
+    def close(self) -> None:
+        """Detach: the connection ends with it."""
+        self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
