@@ -5,6 +5,7 @@ It prints and counts; it measures nothing.
 
 import json
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,15 +95,7 @@ class Report:
             lines.append(
                 (row.name, str(row.hit), row.tier, *times, f"{row.speedup:.1f}x", equal, *tiers)
             )
-        widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
-        text = [
-            "  ".join(
-                cell.ljust(width) if i in (0, 2) else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        ]
-        return "\n".join([text[0], "-" * len(text[0]), *text[1:]])
+        return columns(lines, left=(0, 2))
 
     def write(self, path: str) -> None:
         """One JSON object a line and check, to a file or, for "-", to standard output."""
@@ -115,3 +108,16 @@ class Report:
     @property
     def ok(self) -> bool:
         return all(check.ok for check in self.checks)
+
+
+def columns(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
+    """Lines as a table, the first being its titles; the columns in `left` go to the left."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    text = [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    return "\n".join([text[0], "-" * len(text[0]), *text[1:]])

@@ -10,6 +10,7 @@ one per other medium.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,15 @@ class ArrayFacts:
     written_at: float
 
 
+class Durability(StrEnum):
+    """When a block that was written survives a power cut. A crash of the process alone costs no
+    block that was acknowledged, and neither ever makes a wrong one."""
+
+    NONE = "none"  # after a flush, or when the system gets round to it
+    BATCH = "batch"  # a moment after it is acknowledged, together with its neighbours
+    SYNC = "sync"  # before it is acknowledged
+
+
 class Volume(ABC):
     """A persistent medium: arrays of blocks by name, and one budget of bytes for all of them.
 
@@ -102,7 +112,15 @@ class Volume(ABC):
 
     @classmethod
     @abstractmethod
-    def open(cls, path: Path, *, nbytes: int, min_free_nbytes: int, slab_nbytes: int) -> "Volume":
+    def open(
+        cls,
+        path: Path,
+        *,
+        nbytes: int,
+        min_free_nbytes: int,
+        slab_nbytes: int,
+        durability: Durability = Durability.BATCH,
+    ) -> "Volume":
         """Open or create the volume at `path` and lock it.
 
         `nbytes` is the physical budget, `min_free_nbytes` what must stay free on the file system.

@@ -6,6 +6,7 @@ is *sealed* once it names every block there is; one that is not, or is damaged, 
 """
 
 import errno
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
@@ -15,10 +16,12 @@ from typing import Self
 
 from storage.slab import Trailer
 
-SEAL = 1  # the version of the table below, kept in PRAGMA user_version
+SEAL = 2  # the version of the table below, kept in PRAGMA user_version
+# Strict and not null, so that the check at open finds a value that damage made another type.
 _TABLE = """CREATE TABLE block (
-    array TEXT, slot INTEGER, seq INTEGER, crc INTEGER, tag BLOB, PRIMARY KEY (array, slot)
-) WITHOUT ROWID"""
+    array TEXT NOT NULL, slot INTEGER NOT NULL, seq INTEGER NOT NULL, crc INTEGER NOT NULL,
+    tag BLOB NOT NULL, PRIMARY KEY (array, slot)
+) WITHOUT ROWID, STRICT"""
 
 
 class Catalog:
@@ -69,11 +72,35 @@ class Catalog:
             query = "SELECT slot, seq, crc FROM block WHERE array = ?"
             return db.execute(query, (array,)).fetchall()
 
-    def tags(self, array: str) -> list[tuple[int, bytes]]:
-        """Slot and tag of every block."""
+    def tags(self, array: str) -> list[tuple[int, int, bytes]]:
+        """Slot, seq and tag of every block."""
         with self._transaction() as db:
-            query = "SELECT slot, tag FROM block WHERE array = ?"
+            query = "SELECT slot, seq, tag FROM block WHERE array = ?"
             return db.execute(query, (array,)).fetchall()
+
+    def rows(self, array: str) -> list[Trailer]:
+        """Every block, in the order of the slots."""
+        with self._transaction() as db:
+            query = "SELECT slot, seq, crc, tag FROM block WHERE array = ? ORDER BY slot"
+            return [Trailer(*row) for row in db.execute(query, (array,))]
+
+    def tag(self, array: str, slot: int, seq: int) -> bytes | None:
+        """The tag of one block, or None if it is not known."""
+        with self._transaction() as db:
+            query = "SELECT tag FROM block WHERE array = ? AND slot = ? AND seq = ?"
+            row = db.execute(query, (array, slot, seq)).fetchone()
+            return None if row is None else row[0]
+
+    def sync(self) -> None:
+        """Make what was recorded durable: it is in the log, or was synced when it left it."""
+        try:
+            fd = os.open(self._path.with_name(self._path.name + "-wal"), os.O_RDWR)
+        except FileNotFoundError:
+            return
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
 
     def forget(self, array: str, slot: int, seq: int) -> None:
         """Drop one row, unless its slot has been written again."""

@@ -76,13 +76,10 @@ class Hierarchy:
             tierd = {"version": VERSION, "uuid": str(uuid.uuid4())}
             group = {"zarr_format": 3, "node_type": "group", "attributes": {"tierd": tierd}}
             self._make(self.root, group)
-        tierd = _read(self.root / "zarr.json")["attributes"]["tierd"]
-        if tierd["version"] != VERSION:
-            raise ValueError(f"{self.root}: version {tierd['version']}; this is tierd's {VERSION}")
-        self.uuid: str = tierd["uuid"]
+        self.uuid = read_group(self.root)
 
     def names(self) -> list[str]:
-        return sorted(path.parent.name for path in self.root.glob("*/zarr.json"))
+        return array_names(self.root)
 
     def read(self, name: str) -> ArrayDocument:
         return ArrayDocument.read(self.root / name / "zarr.json")
@@ -109,6 +106,22 @@ class Hierarchy:
         sync_directory(draft)
         os.rename(draft, target)
         sync_directory(target.parent)
+
+
+def array_names(root: Path) -> list[str]:
+    return sorted(path.parent.name for path in root.glob("*/zarr.json"))
+
+
+def read_group(root: Path) -> str:
+    """The uuid of the volume whose group is at `root`."""
+    group = _read(root / "zarr.json")
+    try:
+        version, uuid = (group["attributes"]["tierd"][key] for key in ("version", "uuid"))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{root}: not a volume of tierd: {error!r}") from error
+    if version != VERSION:
+        raise ValueError(f"{root}: version {version}; this is tierd's {VERSION}")
+    return str(uuid)
 
 
 def sync_directory(path: Path) -> None:

@@ -9,6 +9,7 @@ and its own checksum, seeded with the array's name, covers all of that and the p
 The shard index is for foreign readers only. Nothing here does I/O.
 """
 
+import errno
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 from crc32c import crc32c
+
+from storage.base import CorruptBlock, Row
 
 PAGE = 4096
 CRC_NBYTES = 4
@@ -94,6 +97,23 @@ class Trailer(NamedTuple):
         if _CRC.unpack_from(page, end)[0] != crc32c(page[:end], seed):
             return None
         return cls(slot, seq, crc, bytes(page[_TRAILER.size : end]))
+
+
+def seed_of(volume: str, array: str) -> int:
+    """What a slot's trailer is checked with, so that no other array's slot passes for it."""
+    return crc32c(f"{volume}/{array}".encode())
+
+
+def prove(page: bytes, payload: Row, slot: int, seq: int, crc: int, seed: int) -> Trailer:
+    """The trailer of a slot that holds what was written there at `seq`, else `CorruptBlock`."""
+    trailer = Trailer.parse(page, payload.nbytes, seed)
+    if trailer is None:
+        raise CorruptBlock(errno.EIO, "its trailer does not hold together")
+    if (trailer.slot, trailer.seq, trailer.crc) != (slot, seq, crc):
+        raise CorruptBlock(errno.EIO, f"slot {trailer.slot} at {trailer.seq}, not at {seq}")
+    if crc32c(payload.data) != crc:
+        raise CorruptBlock(errno.EIO, "its bytes do not match its checksum")
+    return trailer
 
 
 def shard_index(geometry: Geometry, slots: Iterable[int]) -> bytes:

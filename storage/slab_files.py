@@ -20,6 +20,8 @@ from storage.base import CorruptBlock, Row
 from storage.hierarchy import sync_directory
 from storage.slab import PAGE, Geometry, Trailer, shard_index
 
+_CANNOT_CLONE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
+
 
 class Scratch(threading.local):
     """Page-aligned memory for one slot, a thread: direct I/O accepts no other."""
@@ -100,6 +102,33 @@ class SlabFiles:
             put = os.pwritev(self._fds[slab], [row.data, tail.data], offset)
         if put < self.geometry.stride:
             raise OSError(errno.EIO, f"only {put} bytes were written", str(self.path(slab)))
+
+    def clone(self, src: int, dst: int, tail: Row) -> bool:
+        """Let the file system copy a slot's payload to another slot, and write that one's `tail`.
+
+        False, and nothing worth reading in `dst`, where it refuses.
+        """
+        (src_slab, src_at), (dst_slab, dst_at) = map(self.geometry.locate, (src, dst))
+        if dst_slab not in self._fds:
+            self._make(dst_slab)
+        src_fd, dst_fd, done = self._fds[src_slab], self._fds[dst_slab], 0
+        with _Naming(self, dst_slab):
+            while (left := self.geometry.block_nbytes - done) > 0:
+                try:
+                    put = os.copy_file_range(src_fd, dst_fd, left, src_at + done, dst_at + done)
+                except OSError as error:
+                    if error.errno in _CANNOT_CLONE:
+                        return False
+                    raise
+                if not put:
+                    return False
+                done += put
+            return os.pwritev(dst_fd, [tail.data], dst_at + done) == tail.nbytes
+
+    def sync(self, slab: int) -> None:
+        """Make what was written into a slab durable."""
+        with _Naming(self, slab):
+            os.fdatasync(self._fds[slab])
 
     def checkpoint(self, slab: int, slots: Sequence[int]) -> None:
         """Let foreign readers find `slots` in a slab, and make the slab durable."""

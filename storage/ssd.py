@@ -1,6 +1,6 @@
 """An SSD volume: a Zarr v3 hierarchy of slabs, with a catalog beside it, on a file system.
 
-    LOCK              held (flock) by the one process that has the volume open
+    LOCK              held (flock) by the one process that has the volume open; its pid is inside
     catalog.sqlite    which slots hold blocks; a guide, made anew from the slots when it is lost
     store.zarr/NAME/  an array [slots, block_nbytes] of uint8, its shards being the slabs c/K/0
 
@@ -20,17 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from crc32c import crc32c
-
-from storage.base import ArrayFacts, Volume
+from storage.base import ArrayFacts, Durability, Volume
 from storage.catalog import Catalog
+from storage.group_commit import GroupCommit
 from storage.hierarchy import ArrayDocument, Hierarchy
-from storage.slab import PAGE, Geometry
+from storage.slab import PAGE, Geometry, seed_of
 from storage.slab_files import SlabFiles
-from storage.ssd_store import SsdStore, Threads
+from storage.ssd_store import Shared, SsdStore
 
 __all__ = ["SsdStore", "SsdVolume"]
 
+_FICLONE = 0x40049409  # of linux/fs.h
 NUM_READERS = 4
 NUM_WRITERS = 3  # two fill the disk; the third computes checksums meanwhile
 
@@ -41,7 +41,14 @@ class SsdVolume(Volume):
     `grow` and `nbytes` may be called while one thread is in any other method.
     """
 
-    def __init__(self, path: Path, nbytes: int, min_free_nbytes: int, slab_nbytes: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        nbytes: int,
+        min_free_nbytes: int,
+        slab_nbytes: int,
+        durability: Durability,
+    ) -> None:
         self._budget = nbytes
         self._min_free_nbytes = min_free_nbytes
         self._slab_nbytes = slab_nbytes
@@ -56,17 +63,34 @@ class SsdVolume(Volume):
                 self._files[name] = self._slab_files(name, document.geometry)
             self._catalog = self._open_catalog(path / "catalog.sqlite")
             opened.callback(self._catalog.close)
+            commits = GroupCommit(durability, self._catalog)
+            opened.callback(commits.close)
             # Later than any seq of an earlier life, even of one whose catalog is lost.
-            self._seqs = itertools.count(max(time.time_ns(), self._catalog.last_seq() + 1))
+            seqs = itertools.count(max(time.time_ns(), self._catalog.last_seq() + 1))
             opened.callback(self._shut)
-            readers = opened.enter_context(ThreadPoolExecutor(NUM_READERS, "tierd-ssd-read"))
-            writers = opened.enter_context(ThreadPoolExecutor(NUM_WRITERS, "tierd-ssd-write"))
-            self._threads = Threads(readers, NUM_READERS, writers, NUM_WRITERS)
+            self._shared = Shared(
+                self._catalog,
+                commits,
+                seqs,
+                opened.enter_context(ThreadPoolExecutor(NUM_READERS, "tierd-ssd-read")),
+                NUM_READERS,
+                opened.enter_context(ThreadPoolExecutor(NUM_WRITERS, "tierd-ssd-write")),
+                NUM_WRITERS,
+                _clones(path),
+            )
             self._opened = opened.pop_all()
 
     @classmethod
-    def open(cls, path: Path, *, nbytes: int, min_free_nbytes: int, slab_nbytes: int) -> Self:
-        return cls(path, nbytes, min_free_nbytes, slab_nbytes)
+    def open(
+        cls,
+        path: Path,
+        *,
+        nbytes: int,
+        min_free_nbytes: int,
+        slab_nbytes: int,
+        durability: Durability = Durability.BATCH,
+    ) -> Self:
+        return cls(path, nbytes, min_free_nbytes, slab_nbytes, durability)
 
     def arrays(self) -> Mapping[str, ArrayFacts]:
         return {
@@ -83,9 +107,8 @@ class SsdVolume(Volume):
         if self._is_open(name):
             raise ValueError(f"array {name} is open already")
         self._declare(name, block_nbytes, attributes)
-        store = SsdStore(
-            name, self._seed(name), self._files[name], self._catalog, self._threads, self._seqs
-        )
+        seed = seed_of(self._hierarchy.uuid, name)
+        store = SsdStore(name, seed, self._files[name], self._shared)
         self._stores[name] = store
         return store
 
@@ -144,10 +167,6 @@ class SsdVolume(Volume):
     def _slab_files(self, name: str, geometry: Geometry) -> SlabFiles:
         return SlabFiles(self._hierarchy.root / name, geometry, self._flags, self._min_free_nbytes)
 
-    def _seed(self, name: str) -> int:
-        """What a slot's trailer is checked with, so that no other array's slot passes for it."""
-        return crc32c(f"{self._hierarchy.uuid}/{name}".encode())
-
     def _open_catalog(self, path: Path) -> Catalog:
         """The catalog, or a new one of what the slots say of themselves."""
         catalog = Catalog.open(path)
@@ -157,7 +176,7 @@ class SsdVolume(Volume):
         with ExitStack() as undo, ThreadPoolExecutor(NUM_READERS, "tierd-ssd-scan") as threads:
             undo.callback(catalog.close)
             for name, files in self._files.items():
-                seed = self._seed(name)
+                seed = seed_of(self._hierarchy.uuid, name)
                 for rows in threads.map(partial(files.trailers, seed=seed), files.made()):
                     catalog.put(name, rows)
             catalog.seal()
@@ -175,10 +194,29 @@ def _lock(path: Path) -> int:
     fd = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def _clones(path: Path) -> bool:
+    """Whether the file system copies by sharing (a reflink); one that does not is slower at it
+    than we are, who have the bytes in memory already: half as fast on ext4."""
+    probes = [path / "tmp" / name for name in ("probe", "clone")]
+    try:
+        with probes[0].open("wb") as source, probes[1].open("wb") as target:
+            source.write(bytes(PAGE))
+            source.flush()
+            fcntl.ioctl(target, _FICLONE, source.fileno())
+            return True
+    except OSError:
+        return False
+    finally:
+        for probe in probes:
+            probe.unlink(missing_ok=True)
 
 
 def _takes_direct(path: Path) -> bool:

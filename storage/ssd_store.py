@@ -8,7 +8,7 @@ meets either the old bytes or a refusal. The store does not know budgets or othe
 
 import asyncio
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -19,76 +19,79 @@ from crc32c import crc32c
 from storage.base import BlockFault, BlockStore, CorruptBlock, Row
 from storage.batch import check_batch, hop, hops, settle
 from storage.catalog import Catalog
-from storage.slab import PAGE, Trailer
+from storage.group_commit import GroupCommit
+from storage.slab import PAGE, Trailer, prove
 from storage.slab_files import Scratch, SlabFiles
 
 Failures = dict[int, OSError]
 
 
 @dataclass(frozen=True, slots=True)
-class Threads:
-    """The threads of a volume. Loads have their own, so that none waits behind a store."""
+class Shared:
+    """What the arrays of a volume share. Loads have threads of their own, so that none waits
+    behind a store."""
 
+    catalog: Catalog
+    commits: GroupCommit
+    seqs: Iterator[int]
     readers: Executor
     num_readers: int
     writers: Executor
     num_writers: int
+    clones: bool  # the file system copies by sharing: worth asking it
 
 
 class SsdStore(BlockStore):
     """The blocks of one array. Made, checkpointed and closed by its volume, in a thread."""
 
-    def __init__(
-        self,
-        name: str,
-        seed: int,
-        files: SlabFiles,
-        catalog: Catalog,
-        threads: Threads,
-        seqs: Iterator[int],
-    ) -> None:
+    def __init__(self, name: str, seed: int, files: SlabFiles, shared: Shared) -> None:
         self.block_nbytes = files.geometry.block_nbytes
         self.closed = False
         self._name = name
         self._seed = seed
         self._files = files
-        self._catalog = catalog
-        self._threads = threads
-        self._seqs = seqs
+        self._shared = shared
+        self._catalog = shared.catalog
         self._scratch = Scratch(files.geometry)
         made = set(files.made())
         num_slots = files.geometry.num_slots
         self._index = {
-            slot: (seq, crc) for slot, seq, crc in catalog.proofs(name) if slot // num_slots in made
+            slot: (seq, crc)
+            for slot, seq, crc in self._catalog.proofs(name)
+            if slot // num_slots in made
         }
+        # Whose tags were told by the catalog, and not yet by the slots: a byte a slot.
+        self._untold = bytearray(files.num_slabs * num_slots)
+        for slot in self._index:
+            self._untold[slot] = 1
         # What a killed life wrote is in the catalog and not yet in its slabs' indexes.
         self._dirty = made
         files.open()
 
     async def read(self, ids: Sequence[int], out: Sequence[Row]) -> None:
         check_batch(self.block_nbytes, ids, out)
-        readers, cuts = self._threads.readers, hops(len(ids), self._threads.num_readers)
+        readers, cuts = self._shared.readers, hops(len(ids), self._shared.num_readers)
         await self._spread(readers, [partial(self._read, ids[cut], out[cut]) for cut in cuts])
 
     async def write(self, ids: Sequence[int], data: Sequence[Row], tags: Sequence[bytes]) -> None:
         check_batch(self.block_nbytes, ids, data, tags)
-        writers, cuts = self._threads.writers, hops(len(ids), self._threads.num_writers)
+        writers, cuts = self._shared.writers, hops(len(ids), self._shared.num_writers)
         await self._spread(
             writers, [partial(self._write, ids[cut], data[cut], tags[cut]) for cut in cuts]
         )
 
     async def copy(self, src: int, dst: int) -> None:
-        await self._spread(self._threads.writers, [partial(self._copy, src, dst)])
+        await self._spread(self._shared.writers, [partial(self._copy, src, dst)])
 
     async def flush(self) -> None:
-        await hop(self._threads.writers, self.checkpoint)
+        await hop(self._shared.writers, self.checkpoint)
 
     async def recover(self) -> list[tuple[int, bytes]]:
-        return await hop(self._threads.readers, self._recover)
+        return await hop(self._shared.readers, self._recover)
 
     async def close(self) -> None:
         if not self.closed:
-            await hop(self._threads.writers, self.shut)
+            await hop(self._shared.writers, self.shut)
 
     def checkpoint(self) -> None:
         """Write the shard index of every slab that has changed; blocks."""
@@ -106,6 +109,7 @@ class SsdStore(BlockStore):
         if self.closed:
             return
         try:
+            self._shared.commits.commit()
             self.checkpoint()
         finally:
             self.closed = True
@@ -128,39 +132,63 @@ class SsdStore(BlockStore):
         return failed
 
     def _write(self, ids: Sequence[int], data: Sequence[Row], tags: Sequence[bytes]) -> Failures:
+        puts = zip(ids, data, tags, strict=True)
+        return self._publish(
+            {slot: partial(self._store, slot, row, tag) for slot, row, tag in puts}
+        )
+
+    def _copy(self, src: int, dst: int) -> Failures:
+        row = self._scratch.row
+        try:
+            proof = self._load(src, row)
+        except OSError as error:
+            return {src: error}
+        put = self._clone if self._shared.clones else self._store_copy
+        return self._publish({dst: partial(put, src, dst, row, proof)})
+
+    def _publish(self, puts: Mapping[int, Callable[[], Trailer]]) -> Failures:
         """Write slots, commit their rows in one transaction, then publish them."""
         failed: Failures = {}
         written: list[Trailer] = []
-        for slot, row, tag in zip(ids, data, tags, strict=True):
+        for slot, put in puts.items():
             self._index.pop(slot, None)
             try:
-                written.append(self._store(slot, row, tag))
+                written.append(put())
             except OSError as error:
                 failed[slot] = error
+        slabs = {self._files.geometry.locate(trailer.slot)[0] for trailer in written}
         try:
             self._catalog.put(self._name, written)
+            self._shared.commits.wrote(self._files, slabs, len(written))
         except OSError as error:
             return failed | dict.fromkeys((trailer.slot for trailer in written), error)
         for slot, seq, crc, _ in written:
             self._index[slot] = seq, crc
-            self._dirty.add(self._files.geometry.locate(slot)[0])
+        self._dirty |= slabs
         return failed
 
-    def _copy(self, src: int, dst: int) -> Failures:
-        try:
-            trailer = self._load(src, self._scratch.row)
-        except OSError as error:
-            return {src: error}
-        return self._write([dst], [self._scratch.row], [trailer.tag])
-
     def _store(self, slot: int, row: Row, tag: bytes) -> Trailer:
-        scratch = self._scratch
         if not _is_aligned(row):
-            np.copyto(scratch.row, row)
-            row = scratch.row
-        trailer = Trailer(slot, next(self._seqs), crc32c(row.data), tag)
-        scratch.tail[:] = np.frombuffer(trailer.pack(self.block_nbytes, self._seed), np.uint8)
-        self._files.write(slot, row, scratch.tail)
+            np.copyto(self._scratch.row, row)
+            row = self._scratch.row
+        trailer = self._seal(slot, crc32c(row.data), tag)
+        self._files.write(slot, row, self._scratch.tail)
+        return trailer
+
+    def _clone(self, src: int, dst: int, row: Row, proof: Trailer) -> Trailer:
+        trailer = self._seal(dst, proof.crc, proof.tag)
+        if self._files.clone(src, dst, self._scratch.tail):
+            return trailer
+        return self._store_copy(src, dst, row, proof)
+
+    def _store_copy(self, src: int, dst: int, row: Row, proof: Trailer) -> Trailer:
+        return self._store(dst, row, proof.tag)
+
+    def _seal(self, slot: int, crc: int, tag: bytes) -> Trailer:
+        """A new trailer, packed into the scratch's tail."""
+        trailer = Trailer(slot, next(self._shared.seqs), crc, tag)
+        packed = trailer.pack(self.block_nbytes, self._seed)
+        self._scratch.tail[:] = np.frombuffer(packed, np.uint8)
         return trailer
 
     def _load(self, slot: int, row: Row) -> Trailer:
@@ -181,13 +209,12 @@ class SsdStore(BlockStore):
         scratch = self._scratch
         target = row if _is_aligned(row) else scratch.row
         self._files.read(slot, target, scratch.tail)
-        trailer = Trailer.parse(scratch.tail.tobytes(), self.block_nbytes, self._seed)
-        if trailer is None:
-            raise CorruptBlock(errno.EIO, "its trailer does not hold together")
-        if (trailer.slot, trailer.seq, trailer.crc) != (slot, seq, crc):
-            raise CorruptBlock(errno.EIO, f"slot {trailer.slot} at {trailer.seq}, not at {seq}")
-        if crc32c(target.data) != crc:
-            raise CorruptBlock(errno.EIO, "its bytes do not match its checksum")
+        trailer = prove(scratch.tail.tobytes(), target, slot, seq, crc, self._seed)
+        if slot < len(self._untold) and self._untold[slot]:
+            tag = self._catalog.tag(self._name, slot, seq)
+            if tag not in (trailer.tag, None):  # None: it was written again meanwhile
+                raise CorruptBlock(errno.EIO, "the catalog has it under another tag")
+            self._untold[slot] = 0
         if target is not row:
             np.copyto(row, target)
         return trailer
@@ -198,7 +225,10 @@ class SsdStore(BlockStore):
         self._catalog.forget(self._name, slot, seq)
 
     def _recover(self) -> list[tuple[int, bytes]]:
-        return [row for row in self._catalog.tags(self._name) if row[0] in self._index]
+        """Only tags that came with the proof kept here: in a damaged catalog, a slot may have two
+        rows."""
+        tags, nothing = self._catalog.tags(self._name), (None, 0)
+        return [(slot, tag) for slot, seq, tag in tags if self._index.get(slot, nothing)[0] == seq]
 
 
 def _is_aligned(row: Row) -> bool:

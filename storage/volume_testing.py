@@ -1,5 +1,6 @@
 """Conformance of volumes: subclass `VolumeTests` and say which class; see `storage.testing`."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
@@ -8,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from storage.base import BlockFault, BlockStore, Volume
+from storage.base import BlockFault, BlockStore, Durability, Volume
 from storage.testing import assert_equal, make_rows, random_rows
 
 
@@ -20,12 +21,19 @@ class VolumeTests:
     slab_nbytes: ClassVar[int] = 1 << 17
     budget: ClassVar[int] = 1 << 20
 
-    def open(self, path: Path, nbytes: int | None = None, min_free_nbytes: int = 0) -> Volume:
+    def open(
+        self,
+        path: Path,
+        nbytes: int | None = None,
+        min_free_nbytes: int = 0,
+        durability: Durability = Durability.BATCH,
+    ) -> Volume:
         return self.volume_cls.open(
             path,
             nbytes=self.budget if nbytes is None else nbytes,
             min_free_nbytes=min_free_nbytes,
             slab_nbytes=self.slab_nbytes,
+            durability=durability,
         )
 
     @asynccontextmanager
@@ -101,6 +109,23 @@ class VolumeTests:
             assert volume.capacity("a") == ids
             store = volume.array("a", self.block_nbytes, {"made": "elsewhere"})
             assert volume.arrays()["a"].attributes == {"made": "here"}
+            assert len(list(await store.recover())) == len(ids)
+            await self.check(store, ids)
+
+    @pytest.mark.parametrize("durability", Durability)
+    async def test_every_durability_keeps_what_was_written(
+        self, tmp_path: Path, durability: Durability
+    ) -> None:
+        with closing(self.open(tmp_path, durability=durability)) as volume:
+            store = volume.array("a", self.block_nbytes, {})
+            ids = volume.grow("a")
+            assert ids
+            await asyncio.gather(*(self.fill(store, range(at, at + 1)) for at in ids))
+            await store.copy(ids[0], ids[1])
+            await self.fill(store, ids[1:2])
+            await self.check(store, ids)
+        with closing(self.open(tmp_path, durability=durability)) as volume:
+            store = volume.array("a", self.block_nbytes, {})
             assert len(list(await store.recover())) == len(ids)
             await self.check(store, ids)
 

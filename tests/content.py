@@ -58,7 +58,12 @@ def check(lease: Lease) -> None:
         for index in range(first, lease.hit // of.block_size):
             right = content(names(lease, group)[index], group, pool.layout.block_nbytes(group))
             found = row(pool, group, int(lease.tables[group][index]))
-            assert found.tobytes() == right, f"block {index} of group {group} is wrong"
+            if found.tobytes() != right:
+                differ = np.flatnonzero(found != np.frombuffer(right, np.uint8))
+                raise AssertionError(
+                    f"block {index} of group {group} is wrong: {len(differ)} bytes of "
+                    f"{len(right)}, from {differ[:1]} to {differ[-1:]}; a hit of {lease.hit}"
+                )
 
 
 def write(lease: Lease, start: int, stop: int) -> None:

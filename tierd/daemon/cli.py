@@ -1,4 +1,4 @@
-"""The command line: `tierd serve`, `tierd status`, `tierd config check`.
+"""The command line: `tierd serve`, `status`, `config check`, `inspect`, `verify`.
 
 It parses words and prints; what it prints comes from the daemon or the configuration. Errors of
 the user's are one line and exit status 2, a daemon that is not there is 1.
@@ -45,6 +45,14 @@ def _parser() -> argparse.ArgumentParser:
     check = verbs.add_parser("check", help="check FILE and print what it says in full")
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(run=_check)
+    inspect = commands.add_parser("inspect", help="what a folder of the SSD tier holds")
+    inspect.add_argument("--blocks", action="store_true", help="every block, too")
+    inspect.set_defaults(run=_inspect)
+    verify = commands.add_parser("verify", help="read and check every block of such a folder")
+    verify.set_defaults(run=_verify)
+    for offline in (inspect, verify):
+        offline.add_argument("path", type=Path, metavar="PATH", help="ssd.path, or a tenant's part")
+        offline.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
 
@@ -67,6 +75,29 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     print(describe(_config(arguments.file)), end="")
     return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from tierd.daemon import inspect
+
+    with inspect.surveys(arguments.path) as found:
+        volumes = [inspect.facts(survey, blocks=arguments.blocks) for survey in found]
+    lines = [line for volume in volumes for line in inspect.report(volume)]
+    print(json.dumps(volumes, indent=2) if arguments.json else "\n".join(lines))
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from tierd.daemon import inspect
+
+    with inspect.surveys(arguments.path) as found:
+        result = inspect.verify(found, sys.stderr)
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+    else:
+        for damage in result["damaged"]:
+            print(inspect.describe(damage))
+    return 1 if result["damaged"] else 0
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
+from storage.base import Durability
 from tierd.daemon import plugins
 from tierd.daemon.section import Section, check_known, parsed
-from tierd.daemon.values import GIB, MIB, Integer, Number, Size, absolute, form, table, text
+from tierd.daemon.values import GIB, MIB, Integer, Number, Size, absolute, form, table, text, word
 from tierd.errors import ConfigError
 from tierd.protocol import default_socket
 
@@ -80,6 +81,7 @@ class SsdConfig(TierConfig):
     size: Annotated[int, Size(1 * MIB)] = 16 * GIB
     min_free: Annotated[int, Size(0)] = 1 * GIB
     slab: Annotated[int, Size(1 * MIB)] = 64 * MIB
+    durability: Annotated[Durability, word(Durability)] = Durability.BATCH
     store: Annotated[str, text] = "ssd"
 
     @classmethod

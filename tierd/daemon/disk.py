@@ -40,6 +40,7 @@ class Disk:
                 nbytes=nbytes,
                 min_free_nbytes=config.min_free,
                 slab_nbytes=config.slab,
+                durability=config.durability,
             )
         except BlockingIOError:
             raise ConfigError(f"{path} is in use by another daemon") from None

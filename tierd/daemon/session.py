@@ -102,12 +102,11 @@ class Session(Connection):
         self.leases[number] = lease
 
         def answer() -> None:
-            if self.leases.get(number) is lease:
-                self._answered.add(number)
-                lease.shortened = False  # the tables that go out are the latest
-                self.answer(frame, protocol.dump_lease(self._state(number, lease, tables=True)))
+            self._answered.add(number)
+            lease.shortened = False  # the tables that go out are the latest
+            self.answer(frame, protocol.dump_lease(self._state(number, lease, tables=True)))
 
-        self._when_idle(_places(lease.tables), answer)
+        self._when_writable(number, lease, answer)
 
     def _advance(self, frame: Frame) -> None:
         namespace = self._attached()
@@ -161,13 +160,25 @@ class Session(Connection):
         if not lease.shortened:
             self._push(number, lease)
         else:
-            self._when_idle(_places(lease.tables), lambda: self._push(number, lease))
+            self._when_writable(number, lease, lambda: self._push(number, lease))
 
     def _push(self, number: int, lease: Lease) -> None:
         if self.leases.get(number) is lease:
             state = self._state(number, lease, tables=lease.shortened)
             lease.shortened = False
             self.push(Op.READY, protocol.dump_lease(state))
+
+    def _when_writable(self, number: int, lease: Lease, call: Callable[[], None]) -> None:
+        """As `_when_idle`, for what the lease may write by then: while it waits, a load that fails
+        may give it other places, which are read in their turn. Never, if it ends before."""
+
+        def look() -> None:
+            if self.leases.get(number) is lease:
+                transfer = self._attached().transfer
+                if transfer.when_idle(_places(lease.tables), look):
+                    call()
+
+        look()
 
     def _state(self, number: int, lease: Lease, *, tables: bool) -> LeaseState:
         ready = sum(1 << group for group, waits in enumerate(lease.loading) if not waits)

@@ -9,14 +9,17 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
 from pathlib import Path
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 MIB = 2**20
 GIB = 2**30
+
+_Word = TypeVar("_Word", bound=StrEnum)
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KiB": 2**10, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
@@ -116,6 +119,19 @@ def text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a string, and not empty")
     return value
+
+
+def word(kind: type[_Word]) -> Callable[[object], _Word]:
+    """The parser of one of the words of `kind`."""
+    allowed = ", ".join(form(member) for member in kind)
+
+    def parse(value: object) -> _Word:
+        for member in kind:
+            if value == member:
+                return member
+        raise ValueError(f"must be one of {allowed}")
+
+    return parse
 
 
 def table(value: object) -> Mapping[str, object]:

@@ -1,0 +1,111 @@
+"""A C program that answers what it is sent, and one that asks: the least a round trip can take."""
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SOURCE = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+static char buffer[65536];
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1e6 + t.tv_nsec / 1e3;
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+int main(int argc, char **argv) {  /* echo PATH [NUMBER NBYTES] */
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    strncpy(address.sun_path, argv[1], sizeof address.sun_path - 1);
+    int s = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (argc < 4) {  /* serve, one connection at a time */
+        if (bind(s, (struct sockaddr *)&address, sizeof address) || listen(s, 8)) return 1;
+        puts("ready");
+        fflush(stdout);
+        for (;;) {
+            int c = accept(s, NULL, NULL);
+            ssize_t got;
+            while ((got = read(c, buffer, sizeof buffer)) > 0)
+                if (write(c, buffer, got) != got) break;
+            close(c);
+        }
+    }
+    int number = atoi(argv[2]), nbytes = atoi(argv[3]);
+    double *took = malloc(number * sizeof *took);
+    if (connect(s, (struct sockaddr *)&address, sizeof address)) return 1;
+    for (int i = 0; i < number; i++) {
+        double begin = now();
+        if (write(s, buffer, nbytes) != nbytes) return 1;
+        for (int got = 0; got < nbytes;) {
+            ssize_t n = read(s, buffer, sizeof buffer);
+            if (n <= 0) return 1;
+            got += n;
+        }
+        took[i] = now() - begin;
+    }
+    qsort(took, number, sizeof *took, compare);
+    printf("%f\n", took[number / 2]);
+    return 0;
+}
+"""
+
+
+class Echo:
+    """A running echo server."""
+
+    def __init__(self, program: Path, path: Path) -> None:
+        self._program, self._path = program, path
+
+    def ask(self, number: int, nbytes: int) -> float:
+        """Median round trip of the C client, microseconds."""
+        command = [self._program, self._path, str(number), str(nbytes)]
+        return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    def ask_from_python(self, number: int, nbytes: int) -> list[float]:
+        """Every round trip of a plain Python socket, microseconds."""
+        message, took = bytes(nbytes), []
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect(str(self._path))
+            for _ in range(number):
+                begin = time.perf_counter_ns()
+                client.sendall(message)
+                client.recv(65536)
+                took.append((time.perf_counter_ns() - begin) / 1e3)
+        return took
+
+
+@contextmanager
+def echo(folder: Path) -> Iterator[Echo | None]:
+    """An echo server in `folder`, or None where there is no compiler."""
+    if (compiler := shutil.which("gcc") or shutil.which("cc")) is None:
+        yield None
+        return
+    source, program, path = folder / "echo.c", folder / "echo", folder / "echo.sock"
+    source.write_text(SOURCE)
+    subprocess.run([compiler, "-O2", "-o", program, source], check=True)
+    server = subprocess.Popen([program, path], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        server.stdout.readline()
+        yield Echo(program, path)
+    finally:
+        server.kill()
+        server.wait()
+        assert server.stdout is not None
+        server.stdout.close()

@@ -1,0 +1,180 @@
+"""Round trips of the Python client to a real daemon, and how many a decode step needs.
+
+The floor is a C echo server asked by a C client with frames of the same length; what a plain Python
+socket takes to the same server says how much of ours is Python's.
+"""
+
+import importlib.util
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from bench_echo import Echo, echo
+from bench_engine import LAYOUT, prompt
+from bench_report import BenchReport, Figure
+from bench_rounds import Rounds
+from demo_stage import Stage
+
+from tierd import protocol
+from tierd.client import connect
+from tierd.pool import Pool
+from tierd.protocol import Op
+
+BAR = 2.5
+BATCH = 32
+BLOCK = 16  # tokens
+
+
+def measure(report: BenchReport, on: Stage, quick: bool) -> None:
+    """The daemon of `on` runs."""
+    report.heading("A round trip of the Python client, p50, µs")
+    with connect(on.socket) as client, client.attach(LAYOUT) as pool, echo(on.folder) as floor:
+        _fill(pool, 1)
+        _round_trips(report, pool, floor, 500 if quick else 3000)
+        _redis(report, on.folder, pool, 500 if quick else 3000)
+        _pipelined(report)
+        report.heading("Messages to the daemon")
+        _decode(report, pool, "32 sequences in step", [BLOCK] * BATCH)
+        _decode(report, pool, "32 sequences, each elsewhere in its block", range(1, BATCH + 1))
+
+
+def _fill(pool: Pool, seed: int) -> None:
+    """Have the first block of a prompt in the cache."""
+    with pool.acquire(prompt(seed, BLOCK + 1)) as lease:
+        lease.wait()
+        lease.commit(BLOCK)
+
+
+def _round_trips(report: BenchReport, pool: Pool, floor: Echo | None, number: int) -> None:
+    call, empty_step = pool.client.call, protocol.dump_steps([])
+    hit = prompt(1, BLOCK + 1)
+    acquired: list[float] = []
+
+    def lease() -> None:
+        begin = time.perf_counter_ns()
+        held = pool.acquire(hit)
+        acquired.append((time.perf_counter_ns() - begin) / 1e3)
+        assert held.hit == BLOCK
+        held.release()
+
+    def acquires() -> float:
+        acquired.clear()
+        _p50(lease, number)
+        return median(acquired)
+
+    measures: dict[str, Callable[[], float]] = {
+        "minimal frame": lambda: _p50(lambda: call(Op.RELEASE, b""), number),
+        "empty ADVANCE": lambda: _p50(lambda: call(Op.ADVANCE, empty_step), number),
+        "acquire, a device hit of one block": acquires,
+        "acquire and release": lambda: _p50(lease, number),
+    }
+    if floor is None:
+        report.skip("round trips", "no C compiler")
+        return
+    asks = {
+        "C": lambda: floor.ask(number, protocol.HEADER.size),
+        "python": lambda: median(floor.ask_from_python(number, protocol.HEADER.size)),
+    }
+    rounds = Rounds({**measures, **asks}, 5)
+    for what in measures:
+        ours, least = rounds.median(what), rounds.median("C")
+        figure = Figure(what, ours, least, "µs", "C echo, C client", rounds.ratio(what, "C"))
+        report.ratio_at_most(figure, BAR) if what == "minimal frame" else report.note(figure)
+    ours, ratio = rounds.median("minimal frame"), rounds.ratio("minimal frame", "python")
+    peer = "C echo, Python socket"
+    report.note(Figure("minimal frame", ours, rounds.median("python"), "µs", peer, ratio))
+
+
+def _redis(report: BenchReport, folder: Path, pool: Pool, number: int) -> None:
+    with _redis_client(folder) as client:
+        if client is None:
+            report.skip("minimal frame against redis-py GET", "no redis-server and redis-py here")
+            return
+        client.set("key", b"value")  # type: ignore[attr-defined]
+        get: Callable[[str], object] = client.get  # type: ignore[attr-defined]
+        measures = {
+            "ours": lambda: _p50(lambda: pool.client.call(Op.RELEASE, b""), number),
+            "redis": lambda: _p50(lambda: get("key"), number),
+        }
+        rounds = Rounds(measures, 5)
+        figure = Figure(
+            "minimal frame", rounds.median("ours"), rounds.median("redis"), "µs", "redis-py GET",
+            rounds.ratio("ours", "redis"),
+        )  # fmt: skip
+        report.ratio_at_most(figure, 1.0)
+
+
+@contextmanager
+def _redis_client(folder: Path) -> Iterator[object | None]:
+    """redis-py on a Unix socket to a server of our own, or None where either is missing."""
+    server = shutil.which("redis-server")
+    if server is None or importlib.util.find_spec("redis") is None:
+        yield None
+        return
+    import redis
+
+    path = folder / "redis.sock"
+    options = ["--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(folder)]
+    process = subprocess.Popen([server, *options], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 10
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield redis.Redis(unix_socket_path=str(path))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _pipelined(report: BenchReport) -> None:
+    what = "lookup of 64 hashes a message, pipelined"
+    report.skip(what, "not offered: no LOOKUP, and the client has one call at a time")
+
+
+def _decode(report: BenchReport, pool: Pool, name: str, lengths: Sequence[int]) -> None:
+    """Decode two blocks' worth of tokens; prompts of `lengths`, so blocks fill where they do."""
+    leases = [pool.acquire(prompt(100 + i, n)) for i, n in enumerate(lengths)]
+    for lease in leases:
+        lease.wait()
+    pool.advance([(x, x.num_tokens, _whole(x.num_tokens + 1)) for x in leases])
+    sent = 0
+    send = pool.client.call
+
+    def counted(*arguments: object) -> bytes:
+        nonlocal sent
+        sent += 1
+        return send(*arguments)  # type: ignore[arg-type]
+
+    pool.client.call = counted  # type: ignore[method-assign]
+    worst = {False: 0, True: 0}  # by whether a block fills
+    for _ in range(2 * BLOCK):
+        before = sent
+        for lease in leases:
+            lease.append([7])
+        fills = any(lease.num_tokens % BLOCK == 0 for lease in leases)
+        pool.advance([(x, x.num_tokens, _whole(x.num_tokens + 1)) for x in leases])
+        worst[fills] = max(worst[fills], sent - before)
+    del pool.client.call
+    pool.release(leases)
+    for fills, word in ((False, "no block fills"), (True, "a block fills")):
+        figure = Figure(f"a decode step of {name}, {word}", worst[fills], 1, "messages", "the bar")
+        report.limit(figure, int(fills))
+
+
+def _whole(num_tokens: int) -> int:
+    """Room to the end of the block."""
+    return -(-num_tokens // BLOCK) * BLOCK
+
+
+def _p50(call: Callable[[], object], number: int) -> float:
+    """Median microseconds."""
+    took = []
+    for _ in range(number):
+        begin = time.perf_counter_ns()
+        call()
+        took.append((time.perf_counter_ns() - begin) / 1e3)
+    return median(took)

@@ -1,0 +1,269 @@
+"""What is synced when: group commit of an SSD volume, and the copies the file system makes."""
+
+import asyncio
+import errno
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import storage.ssd
+from storage.base import BlockFault, BlockStore, CorruptBlock, Durability
+from storage.group_commit import GROUP, WINDOW_S
+from storage.ssd import SsdVolume
+from tests.ssd_blocks import NBYTES, SLOTS, faults, flip, lose_catalog, open_store, put
+
+PATIENCE_S = 10.0
+
+
+class Syncs:
+    """Counts the syncs of files by name; fails those after `fail` is set."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.fail = False
+        self.slow_s = 0.0
+        self._real = os.fdatasync
+
+    def __call__(self, fd: int) -> None:
+        if self.fail:
+            self.names.append("failed")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        time.sleep(self.slow_s)
+        self.names.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        self._real(fd)
+
+    @property
+    def count(self) -> Counter[str]:
+        return Counter(self.names)
+
+    async def until(self, true: Callable[[Counter[str]], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not true(self.count):
+            assert time.monotonic() < deadline, self.count
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> Syncs:
+    found = Syncs()
+    monkeypatch.setattr(os, "fdatasync", found)
+    return found
+
+
+def opened(path: Path, durability: Durability, num_slabs: int = 3) -> tuple[SsdVolume, BlockStore]:
+    volume = SsdVolume.open(
+        path, nbytes=1 << 20, min_free_nbytes=0, slab_nbytes=1 << 17, durability=durability
+    )
+    store = volume.array("a", NBYTES, {})
+    while len(volume.capacity("a")) < num_slabs * SLOTS:
+        assert volume.grow("a")
+    return volume, store
+
+
+async def test_none_syncs_nothing_until_the_flush(tmp_path: Path, syncs: Syncs) -> None:
+    volume, store = opened(tmp_path, Durability.NONE)
+    with closing(volume):
+        await put(store, range(2 * SLOTS))
+        await asyncio.sleep(2 * WINDOW_S)
+        assert not syncs.names
+        await store.flush()
+        assert syncs.count == {"0": 2}
+
+
+async def test_sync_is_durable_before_it_is_acknowledged(tmp_path: Path, syncs: Syncs) -> None:
+    volume, store = opened(tmp_path, Durability.SYNC)
+    with closing(volume):
+        for count in range(1, 4):
+            await put(store, [SLOTS])
+            assert syncs.count == {"0": count, "catalog.sqlite-wal": count}
+
+
+async def test_writes_that_wait_together_share_a_sync(tmp_path: Path, syncs: Syncs) -> None:
+    volume, store = opened(tmp_path, Durability.SYNC)
+    with closing(volume):
+        await put(store, range(SLOTS))
+        before, syncs.slow_s = syncs.count["0"], 0.02
+        await asyncio.gather(*(put(store, [slot]) for slot in range(12)))
+        assert 4 <= syncs.count["0"] - before < 12
+        syncs.slow_s = 0.0
+
+
+async def test_batch_acknowledges_first_and_syncs_soon(tmp_path: Path, syncs: Syncs) -> None:
+    volume, store = opened(tmp_path, Durability.BATCH)
+    with closing(volume):
+        await put(store, [0])
+        assert not syncs.names
+        began = time.monotonic()
+        await syncs.until(lambda count: count["catalog.sqlite-wal"])
+        assert time.monotonic() - began > WINDOW_S / 2
+        assert syncs.count == {"0": 1, "catalog.sqlite-wal": 1}
+        await asyncio.sleep(2 * WINDOW_S)
+        assert syncs.count == {"0": 1, "catalog.sqlite-wal": 1}  # nothing more to do
+
+
+async def test_batch_does_not_wait_once_a_group_is_full(
+    tmp_path: Path, syncs: Syncs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.group_commit.WINDOW_S", 3600.0)
+    volume, store = opened(tmp_path, Durability.BATCH)
+    with closing(volume):
+        await put(store, range(GROUP - 1))
+        await asyncio.sleep(0.02)
+        assert not syncs.names
+        await put(store, [GROUP])
+        await syncs.until(lambda count: count["catalog.sqlite-wal"] == 1)
+        await put(store, [1])
+        await asyncio.sleep(0.02)
+        assert syncs.count["catalog.sqlite-wal"] == 1
+    assert syncs.count["catalog.sqlite-wal"] == 2  # at the end nothing is left out
+
+
+async def test_a_sync_that_fails_fails_the_write_that_waits_for_it(
+    tmp_path: Path, syncs: Syncs
+) -> None:
+    volume, store = opened(tmp_path, Durability.SYNC)
+    with closing(volume):
+        await put(store, [0, 1])
+        syncs.fail = True
+        with pytest.raises(BlockFault) as fault:
+            await put(store, [0], generation=1)
+        assert fault.value.failed[0].errno == errno.EIO
+        syncs.fail = False
+        assert set(await faults(store, {0: b"0", 1: b"1"})) == {0}
+        await put(store, [0], generation=2)
+        assert not await faults(store, {0: b"2000", 1: b"1"})
+
+
+async def test_a_sync_that_fails_under_batch_fails_the_next_write_once(
+    tmp_path: Path, syncs: Syncs
+) -> None:
+    volume, store = opened(tmp_path, Durability.BATCH)
+    with closing(volume):
+        await put(store, [0])
+        await syncs.until(lambda count: count["catalog.sqlite-wal"])
+        syncs.fail = True
+        await put(store, [1])
+        await syncs.until(lambda count: count["failed"])
+        await asyncio.sleep(WINDOW_S)
+        with pytest.raises(BlockFault) as fault:
+            await put(store, [2])
+        syncs.fail = False
+        assert fault.value.failed[2].errno == errno.EIO
+        await put(store, [2])
+        assert not await faults(store, {0: b"0", 1: b"1", 2: b"2"})  # all can be read
+
+
+def clones(monkeypatch: pytest.MonkeyPatch, refuse: int = 0, part: int = NBYTES) -> list[int]:
+    """Let the store believe that the file system shares blocks; the sizes it was asked for."""
+    asked: list[int] = []
+    real = os.copy_file_range
+
+    def copy_file_range(src: int, dst: int, count: int, src_at: int, dst_at: int) -> int:
+        asked.append(count)
+        if refuse:
+            raise OSError(refuse, os.strerror(refuse))
+        return real(src, dst, min(count, part), src_at, dst_at)
+
+    monkeypatch.setattr(storage.ssd, "_clones", lambda path: True)
+    monkeypatch.setattr(os, "copy_file_range", copy_file_range)
+    return asked
+
+
+@pytest.mark.parametrize("part", [NBYTES, 4096])
+@pytest.mark.parametrize("catalog_is_lost", [False, True])
+async def test_a_copy_by_the_file_system_is_a_block_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, catalog_is_lost: bool
+) -> None:
+    asked = clones(monkeypatch, part=part)
+    async with open_store(tmp_path) as store:
+        await put(store, [0, 1])
+        await store.copy(0, SLOTS + 1)  # into a slab that is not made yet
+        await store.copy(1, 2)
+        await put(store, [0], generation=5)
+        tags = dict(await store.recover())
+        assert tags == {0: b"5000", 1: b"1", 2: b"1", SLOTS + 1: b"0"}
+        assert not await faults(store, tags)
+    assert sum(asked) >= 2 * NBYTES
+    if catalog_is_lost:
+        lose_catalog(tmp_path)
+    async with open_store(tmp_path) as store:
+        assert dict(await store.recover()) == tags
+        assert not await faults(store, tags)
+
+
+@pytest.mark.parametrize("refuse", [errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL])
+async def test_a_refused_copy_is_read_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuse: int
+) -> None:
+    asked = clones(monkeypatch, refuse=refuse)
+    async with open_store(tmp_path) as store:
+        await put(store, [0])
+        await store.copy(0, 7)
+        assert asked == [NBYTES]
+        assert not await faults(store, {0: b"0", 7: b"0"})
+
+
+async def test_a_copy_the_medium_breaks_off_leaves_no_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clones(monkeypatch, refuse=errno.EIO)
+    async with open_store(tmp_path) as store:
+        await put(store, [0, 7])
+        with pytest.raises(BlockFault) as fault:
+            await store.copy(0, 7)
+        assert fault.value.failed[7].errno == errno.EIO
+        assert set(await faults(store, {0: b"0", 7: b"7"})) == {7}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_damaged_source_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    if shared:
+        clones(monkeypatch)
+    async with open_store(tmp_path) as store:
+        await put(store, [0, 7])
+        flip(tmp_path, 0, 100)
+        with pytest.raises(BlockFault) as fault:
+            await store.copy(0, 7)
+        assert isinstance(fault.value.failed[0], CorruptBlock)
+        assert not await faults(store, {7: b"7"})  # the target is as it was
+
+
+async def test_a_tag_that_only_the_catalog_has_is_refused(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        await put(store, [0, 1])
+    with closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as db, db:
+        db.execute("UPDATE block SET tag = x'35' WHERE slot = 1")  # as a flipped bit would
+    async with open_store(tmp_path) as store:
+        tags = dict(await store.recover())
+        assert tags == {0: b"0", 1: b"5"}
+        assert set(await faults(store, tags)) == {1}
+        assert dict(await store.recover()) == {0: b"0"}
+
+
+async def test_a_slot_with_two_rows_is_known_by_the_tag_that_proves_it(tmp_path: Path) -> None:
+    """A flipped bit can make one slot's row another's, and the key no longer unique."""
+    async with open_store(tmp_path) as store:
+        await put(store, [0, 1])
+    with closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as db, db:
+        rows = db.execute("SELECT slot, seq, crc, tag FROM block ORDER BY slot").fetchall()
+        db.execute("ALTER TABLE block RENAME TO whole")
+        db.execute(
+            "CREATE TABLE block (array TEXT NOT NULL, slot INTEGER NOT NULL, seq INTEGER NOT NULL,"
+            " crc INTEGER NOT NULL, tag BLOB NOT NULL)"
+        )
+        for slot, seq, crc, tag in (*rows, (1, *rows[0][1:]), rows[1]):
+            db.execute("INSERT INTO block VALUES ('a', ?, ?, ?, ?)", (slot, seq, crc, tag))
+        db.execute("DELETE FROM block WHERE rowid = 2")
+        db.execute("DROP TABLE whole")
+    async with open_store(tmp_path) as store:
+        found = await store.recover()
+        assert sorted(found) == [(0, b"0"), (1, b"1")]
+        assert not await faults(store, dict(found))
