@@ -1,12 +1,14 @@
 """The SSD store with checksums and catalog, beside the bare disk and stock zarr.
 
-The bare disk is direct I/O of the same blocks, in the same scattered order, from four threads
+The bare disk is direct I/O of the same blocks, in the same order, a block a call, from four threads
 into one preallocated file. Everything was written once before, so no side pays for new extents.
+Blocks lie in runs of neighbours, as one prompt's do that was stored at once, or scattered.
 """
 
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,9 +22,12 @@ from zarr.storage import LocalStore
 
 from storage.base import Durability, Row
 from storage.ssd_store import SsdStore
+from tierd.daemon.transfer import BATCH
 
 THREADS = 4
-CALL, CALLS = 16, 2  # blocks a call of the store, as StoreTransfer makes them; never none under way
+CALLS = 2  # of the store, each as large as StoreTransfer's: never fewer than one is under way
+IN_FLIGHT = 16  # of zarr
+RUN = 16  # neighbours
 BARS = {256: (0.85, 0.90), 720: (0.85, 0.90), 64: (0.80, 0.90)}
 ZARR_BARS = (2.5, 1.5)
 
@@ -56,7 +61,7 @@ class RawDisk:
 
 
 class SlabDisk:
-    """Our store: calls of 16 blocks, two at a time."""
+    """Our store: calls of a transfer's size, two at a time."""
 
     def __init__(self, store: SsdStore, data: Sequence[Row], order: Sequence[int]) -> None:
         self._store, self._data, self._order = store, data, order
@@ -69,11 +74,11 @@ class SlabDisk:
         self._runner.run(self._calls(self._read))
 
     async def _calls(self, call: Callable[[list[int], list[Row]], object]) -> None:
-        starts = iter(range(0, len(self._order), CALL))
+        starts = iter(range(0, len(self._order), BATCH))
 
         async def worker() -> None:
             for at in starts:
-                ids = list(self._order[at : at + CALL])
+                ids = list(self._order[at : at + BATCH])
                 blocks = [self._data[i % len(self._data)] for i in range(at, at + len(ids))]
                 await call(ids, blocks)  # type: ignore[misc]
 
@@ -118,7 +123,7 @@ class ZarrDisk:
             for at in numbers:
                 await call(self._order[at], self._data[at % len(self._data)])  # type: ignore[misc]
 
-        await asyncio.gather(*(worker() for _ in range(CALL)))
+        await asyncio.gather(*(worker() for _ in range(IN_FLIGHT)))
 
     async def _write(self, number: int, row: Row) -> None:
         await self._array.setitem((slice(number, number + 1),), row[None])
@@ -140,21 +145,24 @@ class ZarrDisk:
 
 def measure(report: BenchReport, folder: Path, quick: bool) -> None:
     """Write and read at each size, then stock zarr, then what durability costs."""
-    report.heading("SSD store, checksums and catalog on, 16 blocks a call, MB/s")
-    for kib, bars in BARS.items():
-        _against_raw(report, folder / f"raw-{kib}", kib, bars, quick)
+    report.heading(f"SSD store, checksums and catalog on, {BATCH} blocks a call, MB/s")
+    for kib in BARS:
+        for run, name in ((RUN, "in runs"), (1, "scattered")):
+            _against_raw(report, folder / f"raw-{kib}", kib, f"{kib} KiB {name}", run, quick)
     _against_zarr(report, folder / "zarr", quick)
     _durable(report, folder / "durable", quick)
 
 
-def _blocks(kib: int, quick: bool) -> tuple[list[Row], list[int]]:
-    return rows(64, kib * KIB), shuffled((64 if quick else 128) * MIB // (kib * KIB))
+def _blocks(kib: int, quick: bool, run: int = RUN) -> tuple[list[Row], list[int]]:
+    """Some rows, and an order of blocks: `run` neighbours at a time."""
+    runs = (64 if quick else 128) * MIB // (kib * KIB) // run
+    return rows(64, kib * KIB), [first * run + i for first in shuffled(runs) for i in range(run)]
 
 
 def _against_raw(
-    report: BenchReport, folder: Path, kib: int, bars: tuple[float, float], quick: bool
+    report: BenchReport, folder: Path, kib: int, name: str, run: int, quick: bool
 ) -> None:
-    data, order = _blocks(kib, quick)
+    data, order = _blocks(kib, quick, run)
     with ExitStack() as stack:
         slabs = _slabs(stack, folder, data, order)
         raw = RawDisk(folder / "raw", data, order)
@@ -162,9 +170,9 @@ def _against_raw(
         for disk in (slabs, raw):
             disk.write()  # both have their extents initialised now
         sides = {"ours": slabs, "raw": raw}
-        for verb, bar in zip(("write", "read"), bars, strict=True):
-            rate = _rates(sides, verb, order, data, 5 if quick else 11)
-            report.at_least(_figure(f"{verb} {kib} KiB", rate, "raw", "O_DIRECT, 4 threads"), bar)
+        for verb, bar in zip(("write", "read"), BARS[kib], strict=True):
+            rate = _rates(sides, verb, order, data, 3 if quick else 9)
+            report.at_least(_figure(f"{verb} {name}", rate, "raw", "O_DIRECT, 4 threads"), bar)
     shutil.rmtree(folder)
 
 
@@ -178,6 +186,9 @@ def _against_zarr(report: BenchReport, folder: Path, quick: bool) -> None:
         for verb, bar in zip(("write", "read"), ZARR_BARS, strict=True):
             rate = _rates(sides, verb, order, data, 3 if quick else 5, before=stock.forget)
             report.at_least(_figure(f"{verb} 256 KiB", rate, "zarr", "zarr AsyncArray"), bar)
+            cpu = {name: _cpu(disk, verb, len(order)) for name, disk in sides.items()}
+            what = f"{verb} 256 KiB, CPU a block"
+            report.note(Figure(what, cpu["ours"], cpu["zarr"], "µs", "zarr AsyncArray"))
     shutil.rmtree(folder)
 
 
@@ -223,6 +234,13 @@ def _rates(
         return len(order) * data[0].nbytes / seconds(getattr(disk, verb)) / 1e6
 
     return Rounds({name: lambda d=disk: measured(d) for name, disk in sides.items()}, rounds)
+
+
+def _cpu(disk: SlabDisk | ZarrDisk, verb: str, number: int) -> float:
+    """Microseconds of this process a block."""
+    begin = time.process_time()
+    getattr(disk, verb)()
+    return (time.process_time() - begin) / number * 1e6
 
 
 def _figure(what: str, rate: Rounds, other: str, peer: str) -> Figure:

@@ -21,6 +21,10 @@ class Rounds:
     def median(self, name: str) -> float:
         return median(self.values[name])
 
+    def best(self, name: str) -> float:
+        """The least: of times whose floor is what matters, and who else ran only adds to."""
+        return min(self.values[name])
+
     def ratio(self, name: str, other: str) -> float:
         """The median over the rounds of one measure's value divided by another's."""
         pairs = zip(self.values[name], self.values[other], strict=True)

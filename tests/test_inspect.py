@@ -1,53 +1,17 @@
-"""`tierd inspect` and `tierd verify` on the folders real daemons leave, whole and damaged."""
+"""`tierd inspect` and `tierd verify` on whole folders that real daemons leave."""
 
-import hashlib
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from storage.slab import Geometry
 from storage.survey import Survey
-from tests.content import BLOCK, BLOCK_NBYTES, LAYOUT, ask, content, names, prompt, serve
+from tests.content import BLOCK_NBYTES, LAYOUT, ask, prompt
 from tests.daemon import PATIENCE_S, Daemon
-from tests.ssd_blocks import lose_catalog
-from tierd.block import BlockHash
-from tierd.daemon.cli import main
-
-PROMPT = 8 * BLOCK
-GEOMETRY = Geometry.fitting(BLOCK_NBYTES, 1 << 20)
-
-
-def fill(folder: Path, kill: bool = False) -> list[str]:
-    """Let a daemon save some prompts in `folder`; the names of one prompt's blocks."""
-    with Daemon(folder) as daemon, daemon.client() as client, client.attach(LAYOUT) as pool:
-        with serve(pool, prompt(0, PROMPT)) as lease:
-            known = [key.hex() for key in names(lease, 0)]
-        for seed in range(1, 10):
-            ask(pool, prompt(seed, PROMPT))
-        if kill:
-            daemon.kill9()
-    return known
-
-
-@pytest.fixture
-def ssd(tmp_path: Path) -> Path:
-    """An SSD folder of one tenant with 80 blocks."""
-    fill(tmp_path)
-    return tmp_path / "ssd"
-
-
-def snapshot(path: Path) -> dict[str, str]:
-    """Every file below a path and its content, and every folder."""
-    return {
-        str(file): hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "folder"
-        for file in path.rglob("*")
-    }
+from tests.ssd_folder import GEOMETRY, PROMPT, fill, run, slabs, snapshot, told
 
 
 @pytest.fixture
@@ -56,26 +20,6 @@ def unchanged(ssd: Path) -> Iterator[None]:
     before = snapshot(ssd)
     yield
     assert snapshot(ssd) == before
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> tuple[str, str]:
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == status
-    printed = capsys.readouterr()
-    return printed.out, printed.err
-
-
-def told(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> Any:
-    return json.loads(run(capsys, *arguments, "--json", status=status)[0])
-
-
-def slabs(ssd: Path) -> list[Path]:
-    return sorted(ssd.glob("default/store.zarr/*/c/*/0"), key=lambda path: int(path.parts[-2]))
-
-
-def change(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        os.pwrite(file.fileno(), data, offset)
 
 
 @pytest.mark.usefixtures("unchanged")
@@ -129,90 +73,6 @@ def test_verify_reads_every_block_and_finds_nothing(
     out, err = run(capsys, "verify", ssd)
     assert (out, err) == ("", "80 of 80 blocks checked, 0 damaged\n")
     assert told(capsys, "verify", ssd) == {"blocks": 80, "damaged": []}
-
-
-def block_at(ssd: Path, slot: int) -> tuple[str, bytes]:
-    """The name and bytes of the block in a slot."""
-    with Survey(ssd / "default") as survey:
-        [array] = survey.arrays
-        block = next(block for block in array.blocks if block.slot == slot)
-        data = array.read(block)
-    assert data == content(BlockHash(block.tag[:16]), 0, BLOCK_NBYTES)
-    return block.tag[:16].hex(), data
-
-
-@pytest.mark.parametrize(
-    ("offset", "what"),
-    [(100, "checksum"), (BLOCK_NBYTES + 1, "trailer"), (BLOCK_NBYTES + 20, "trailer")],
-)
-def test_verify_names_a_block_with_a_flipped_byte(
-    ssd: Path, capsys: pytest.CaptureFixture[str], offset: int, what: str
-) -> None:
-    name, _ = block_at(ssd, 3)
-    at = GEOMETRY.locate(3)[1] + offset
-    byte = slabs(ssd)[0].read_bytes()[at]
-    change(slabs(ssd)[0], at, bytes([byte ^ 8]))
-    before = snapshot(ssd)
-    out, err = run(capsys, "verify", ssd, status=1)
-    assert err == "80 of 80 blocks checked, 1 damaged\n"
-    [line] = out.splitlines()
-    assert line.startswith(f"{ssd / 'default'}: array ")
-    assert f"slot 3, block {name}: its " in line
-    assert what in line
-    [damage] = told(capsys, "verify", ssd, status=1)["damaged"]
-    assert (damage["slot"], damage["name"]) == (3, name)
-    assert snapshot(ssd) == before
-
-
-def test_a_truncated_slab_loses_what_was_cut_off(
-    ssd: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    [volume] = told(capsys, "inspect", ssd, "--blocks")
-    held = [block["slot"] for block in volume["arrays"][0]["block_list"]]
-    os.truncate(slabs(ssd)[1], GEOMETRY.locate(GEOMETRY.num_slots + 2)[1] + 5)
-    before = snapshot(ssd)
-    damaged = told(capsys, "verify", ssd, status=1)["damaged"]
-    cut_off = GEOMETRY.slots(1)[2:]
-    assert [d["slot"] for d in damaged] == [slot for slot in held if slot in cut_off] != []
-    assert all("bytes are left" in d["what"] for d in damaged)
-    assert told(capsys, "inspect", ssd)[0]["arrays"][0]["slabs_not_whole"] == 1
-    assert "1 of 6 slabs are not whole" in run(capsys, "inspect", ssd)[0]
-    assert snapshot(ssd) == before
-
-
-def test_a_missing_slab_is_missed(ssd: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    slabs(ssd)[0].unlink()
-    damaged = told(capsys, "verify", ssd, status=1)["damaged"]
-    assert {d["slot"] for d in damaged} <= set(GEOMETRY.slots(0))
-    assert {d["what"] for d in damaged} == {"its slab is missing"}
-
-
-@pytest.mark.parametrize("how", ["missing", "no database"])
-def test_a_lost_catalog_is_said_and_not_made_anew(
-    ssd: Path, capsys: pytest.CaptureFixture[str], how: str
-) -> None:
-    [sound] = told(capsys, "inspect", ssd, "--blocks")
-    if how == "missing":
-        lose_catalog(ssd / "default")
-    else:
-        (ssd / "default" / "catalog.sqlite").write_bytes(b"not a database" * 1000)
-    before = snapshot(ssd)
-    [volume] = told(capsys, "inspect", ssd, "--blocks")
-    assert volume.pop("catalog") == "lost"
-    assert volume == {key: sound[key] for key in volume}
-    assert "the catalog is lost" in run(capsys, "inspect", ssd)[0]
-    assert told(capsys, "verify", ssd) == {"blocks": 80, "damaged": []}
-    assert snapshot(ssd) == before
-
-
-def test_an_array_without_a_readable_document_is_damage(
-    ssd: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    [document] = ssd.glob("default/store.zarr/*/zarr.json")
-    document.write_text("{}")
-    [damage] = told(capsys, "verify", ssd, status=1)["damaged"]
-    assert damage["array"] == document.parent.name
-    assert "not an array" in run(capsys, "inspect", ssd)[0]
 
 
 def test_several_tenants_are_shown_below_one_folder(

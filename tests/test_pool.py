@@ -195,7 +195,6 @@ def test_a_pool_takes_up_what_a_former_life_left() -> None:
     pool = make_pool(3)
     assert pool.adopt(next(iter(pool)).block_id, name(1), name(0))
     assert not pool.adopt(list(pool)[1].block_id, name(1), None)  # the name is known
-    pool.sift()
     assert states(pool) == {State.FREE: 2, State.COMMITTED: 1}
     assert {block.block_id for block in pool.allocate(2)} == {1, 2}
     assert pool.get(name(1)) in pool.victims(1)

@@ -148,7 +148,6 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.adopt(block.block_id, name(adopted), None) == (
             name(adopted) not in self.order
         )
-        self.pool.sift()
         if block.key is not None:
             self.model[block] = Fact(State.COMMITTED, 0, name(adopted))
             self.order.append(name(adopted))

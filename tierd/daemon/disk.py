@@ -17,6 +17,8 @@ from tierd.daemon.tier import Tier
 from tierd.errors import ConfigError
 from tierd.layout import KVLayout
 
+_PLACES = 512  # that a pool grows by in one turn of the loop
+
 log = logging.getLogger("tierd.disk")
 
 
@@ -75,7 +77,7 @@ class Disk:
             for group in range(len(layout.groups))
         ]
 
-    def tier(self, layout: KVLayout) -> Tier:
+    async def tier(self, layout: KVLayout) -> Tier:
         """The tier over the arrays of a layout, which are open."""
         names = self._names(layout)
 
@@ -89,7 +91,10 @@ class Disk:
             "ssd", plugins.policy(self._config.policy), self._config.options, names, grow
         )
         for name, pool in zip(names, tier.pools, strict=True):
-            pool.grow(self._volume.capacity(name))
+            places = self._volume.capacity(name)
+            for start in range(0, len(places), _PLACES):
+                pool.grow(places[start : start + _PLACES])
+                await asyncio.sleep(0)  # there may be a million; the loop goes on meanwhile
         return tier
 
     def _names(self, layout: KVLayout) -> list[str]:

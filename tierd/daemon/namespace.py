@@ -53,14 +53,12 @@ class Namespace:
 
     async def _adopt(self, level: int, group: int, store: BlockStore) -> int:
         pool, adopted = self.tiers[level].pools[group], 0
-        known = {block.block_id for block in pool}
         for number, (block_id, tag) in enumerate(await store.recover()):
             if number % _ADOPT == _ADOPT - 1:
                 await asyncio.sleep(0)
             key, parent = BlockHash(tag[:HASH_NBYTES]), BlockHash(tag[HASH_NBYTES:])
-            if block_id in known and len(tag) in (HASH_NBYTES, 2 * HASH_NBYTES):
+            if len(tag) in (HASH_NBYTES, 2 * HASH_NBYTES):
                 adopted += pool.adopt(BlockId(block_id), key, parent or None)
-        pool.sift()
         return adopted
 
     def _pause(self, level: int) -> None:

@@ -25,7 +25,7 @@ class BlockPool:
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
         self._blocks: dict[BlockId, Block] = {}
-        self._free: list[Block] = []
+        self._free: list[Block] = []  # every free block, and some adopted since: see `allocate`
         self._findable: dict[BlockHash, Block] = {}
         self._counts = [0] * len(State)
 
@@ -35,7 +35,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return self._counts[State.FREE]
 
     @property
     def counts(self) -> Mapping[State, int]:
@@ -51,12 +51,15 @@ class BlockPool:
 
         Evicting first is the caller's choice. Raises OutOfBlocks and changes nothing if too few.
         """
-        if n > len(self._free):
-            raise OutOfBlocks(f"need {n} blocks, {len(self._free)} are free")
-        taken = [self._free.pop() for _ in range(n)]
-        for block in taken:
-            block.ref_cnt = 1
-            self._move(block, State.PRIVATE)
+        if n > self.num_free:
+            raise OutOfBlocks(f"need {n} blocks, {self.num_free} are free")
+        taken: list[Block] = []
+        while len(taken) < n:
+            block = self._free.pop()
+            if block.state is State.FREE:
+                block.ref_cnt = 1
+                self._move(block, State.PRIVATE)
+                taken.append(block)
         return taken
 
     def load(self, block: Block, key: BlockHash, parent: BlockHash | None, access: Access) -> None:
@@ -90,18 +93,13 @@ class BlockPool:
     def adopt(self, block_id: BlockId, key: BlockHash, parent: BlockHash | None) -> bool:
         """Take up a block that a former life left in the place `block_id`, as the newest.
 
-        False, and the place stays free, if the name is known already. Call it right after `grow`,
-        and `sift` when done: adopting leaves the free list to that.
+        False, and nothing changes, if there is no such free place or the name is known already.
         """
-        block = self._blocks[block_id]
-        if block.state is not State.FREE or key in self._findable:
+        block = self._blocks.get(block_id)
+        if block is None or block.state is not State.FREE or key in self._findable:
             return False
         self._publish(block, key, parent, Access(0.0), State.COMMITTED)
         return True
-
-    def sift(self) -> None:
-        """Take adopted places off the free list."""
-        self._free = [block for block in self._free if block.state is State.FREE]
 
     def forget(self, block: Block) -> None:
         """Make a findable block unfindable at once; its place is free when its holders are gone."""

@@ -175,7 +175,7 @@ class Tenant:
                 for array in arrays:
                     undo.push_async_callback(array.close)
                 stores.append(arrays)
-                tiers.append(self._disk.tier(layout))
+                tiers.append(await self._disk.tier(layout))
             staging = [np.empty(max(sizes), np.uint8) for _ in range(_STAGING_ROWS)]
             namespace = Namespace(name, layout, tiers, stores, staging)
             adopted = await namespace.recover()
