@@ -138,7 +138,7 @@ class Client:
     def _receive(self, take: Callable[[bytes], None] | None = None) -> Frame | None:
         """Wait for frames and take them in, in order; returns the reply to the last request."""
         try:
-            data = self._socket.recv(1 << 20)
+            data = self._socket.recv(1 << 16)
         except OSError as error:
             raise self._lose(str(error)) from None
         if not data:
