@@ -51,6 +51,16 @@ def test_a_block_in_use_is_not_made_clean() -> None:
     rig.release(lease)
 
 
+def test_a_request_may_take_the_place_of_a_block_that_is_being_made_clean() -> None:
+    rig = Rig(1, 4)
+    rig.tiers[DEVICE].watermarks = (1.0, 1.0)
+    rig.place(DEVICE, "a")
+    assert len(rig.cache.reclaim(16)) == 1  # and it is still under way
+    rig.acquire("", num_tokens=1)  # so there is no shortage
+    rig.transfer.run()
+    assert rig.found(HOST) == {"a"}
+
+
 def test_so_many_at_once_and_no_more() -> None:
     rig = marked(8, 8, low=1.0, high=1.0)
     for name in "abcdefgh":

@@ -117,7 +117,8 @@ class TierChain:
         fewer places than the low watermark are free or can be evicted at once; up to the high one.
 
         The blocks stay: an eviction then moves no bytes, so that a request need not wait for one
-        (the kernel's kswapd is the model).
+        (the kernel's kswapd is the model). They are not pinned: a request that needs a place takes
+        it at once, and its new owner waits for the copy, as for any other demotion.
         """
         tier, pool = self.tiers[level], self.tiers[level].pools[group]
         low, high = (min(_MOST_AHEAD, int(mark * pool.capacity)) for mark in tier.watermarks)
@@ -130,7 +131,7 @@ class TierChain:
             else:
                 at_hand += 1
         if at_hand < low:
-            self._copy_down(level, group, dirty[:limit], level + 1, access, pin=True)
+            self._copy_down(level, group, dirty[:limit], level + 1, access, pin=False)
 
     def load(
         self,
