@@ -57,7 +57,6 @@ class Client:
             raise
         self.boot: str = welcome["boot"]
         self.tenant: str = welcome["tenant"]
-        self._device: dict[str, Any] = welcome["device"]
 
     def _hello(self, tenant: str) -> dict[str, Any]:
         """Say HELLO; the answer brings the device tier's file descriptor."""

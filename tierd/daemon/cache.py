@@ -8,21 +8,20 @@ by the `Transfer` it was given; with one that moves none this class is the simul
 It knows no socket, no file, no clock and no byte.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import chain
+from collections.abc import Callable, Sequence
 
 from policies.base import Access
 from tierd.block import Block, BlockHash, State
 from tierd.daemon.chain import TierChain
 from tierd.daemon.copy import Copy, Outcome, Place, Transfer
 from tierd.daemon.lease import Lease
-from tierd.daemon.match import PrefixMatch, first_block
+from tierd.daemon.match import PrefixMatch, check_names, first_block
 from tierd.daemon.tier import Tier
 from tierd.errors import LeaseError, OutOfBlocks
 from tierd.layout import KVLayout
 
 Notify = Callable[[Lease], None]
+Found = Sequence[Sequence[tuple[int, int, Block]]]  # by group: `(index, level, block)`
 
 
 class TieredCache:
@@ -52,14 +51,11 @@ class TieredCache:
         Raises OutOfBlocks, nothing changed, if the top tier cannot hold it; LeaseError if a hash
         is named twice.
         """
-        if len(set(hashes)) != len(hashes):
-            raise LeaseError("a hash is named twice in one chain")
+        check_names(hashes)
         self._access = access
         hit = self.match.hit(hashes, num_tokens)
         found = [self.match.find(group, hashes, hit) for group in range(len(self._sizes))]
-        for group, blocks in enumerate(found):
-            for _, level, block in blocks:
-                self.chain.tiers[level].pools[group].pin(block)
+        self._pin(found)
         need = [
             sum(level > 0 for _, level, _ in blocks) + _blocks(room, size) - hit // size
             for blocks, size in zip(found, self._sizes, strict=True)
@@ -67,20 +63,16 @@ class TieredCache:
         try:
             rooms = self.chain.reserve(0, need, access)
         except OutOfBlocks:
-            for group, blocks in enumerate(found):
-                for _, level, block in blocks:
-                    self.chain.tiers[level].pools[group].unpin(block)
+            self._unpin(found)
             self.chain.counts.out_of_blocks += 1
             raise
         lease = Lease(list(hashes), [], [], hit, committed=hit, room=room, notify=notify)
         for group, (blocks, places) in enumerate(zip(found, rooms, strict=True)):
             self._fill(lease, group, blocks, places, access)
         self._touch_below(lease, access)
-        self.chain.counts.requests += 1
-        self.chain.counts.tokens_asked += num_tokens
-        self.chain.counts.tokens_hit += hit
-        for _, level, _ in chain.from_iterable(found):
-            self.chain.counts.blocks_hit[level] += 1
+        self.chain.counts.asked(
+            num_tokens, hit, (level for blocks in found for _, level, _ in blocks)
+        )
         self._emit()
         return lease
 
@@ -148,20 +140,23 @@ class TieredCache:
         that are not there yet; returns the copies begun. It evicts nothing that would be missed.
         """
         hit = self.match.hit(hashes, num_tokens)
-        for group in range(len(self._sizes)):
-            found = self.match.find(group, hashes, hit)
-            with self._pinned(group, found):  # of the hit nothing gives way to the rest of it
-                below = [(level, block) for _, level, block in found if level > 1][:limit]
-                self.chain.fetch(group, below, access)
+        found = [self.match.find(group, hashes, hit) for group in range(len(self._sizes))]
+        self._pin(found)  # of the hit nothing gives way to the rest of it
+        for group, blocks in enumerate(found):
+            below = [(level, block) for _, level, block in blocks if level > 1][:limit]
+            self.chain.fetch(group, below, access)
+        self._unpin(found)
         return self._emit()
 
-    @contextmanager
-    def _pinned(self, group: int, found: Sequence[tuple[int, int, Block]]) -> Iterator[None]:
-        for _, level, block in found:
-            self.chain.tiers[level].pools[group].pin(block)
-        yield
-        for _, level, block in found:
-            self.chain.tiers[level].pools[group].unpin(block)
+    def _pin(self, found: Found) -> None:
+        for group, blocks in enumerate(found):
+            for _, level, block in blocks:
+                self.chain.tiers[level].pools[group].pin(block)
+
+    def _unpin(self, found: Found) -> None:
+        for group, blocks in enumerate(found):
+            for _, level, block in blocks:
+                self.chain.tiers[level].pools[group].unpin(block)
 
     def save(self, unsaved: Sequence[tuple[int, int, Block]]) -> None:
         """Copy some of `chain.unsaved()` into the coldest tier; they stay where they are too."""

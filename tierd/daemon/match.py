@@ -14,12 +14,19 @@ from collections.abc import Sequence
 
 from tierd.block import Block, BlockHash
 from tierd.daemon.tier import Tier
+from tierd.errors import LeaseError
 from tierd.layout import KVLayout
 
 
 def first_block(hit: int, window: int | None, size: int) -> int:
     """The first block that a hit of `hit` tokens needs: all, or those the window still sees."""
     return 0 if window is None else max(0, hit - window) // size
+
+
+def check_names(hashes: Sequence[BlockHash]) -> None:
+    """Raise LeaseError unless every name of a chain is another, as in every true chain."""
+    if len(set(hashes)) != len(hashes):
+        raise LeaseError("a prompt names a block twice")
 
 
 class PrefixMatch:

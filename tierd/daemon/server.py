@@ -144,10 +144,12 @@ class Server:
         for number in numbers:
             with suppress(ValueError, RuntimeError):  # not the main thread: a test runs us
                 loop.add_signal_handler(number, self.stop)
-        yield
-        for number in numbers:
-            with suppress(ValueError, RuntimeError):
-                loop.remove_signal_handler(number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                with suppress(ValueError, RuntimeError):
+                    loop.remove_signal_handler(number)
 
     # -- engines -------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from tierd.daemon.connection import Connection
 from tierd.daemon.copy import Place
 from tierd.daemon.greeting import Peer
 from tierd.daemon.lease import Lease
+from tierd.daemon.match import check_names
 from tierd.daemon.namespace import Namespace
 from tierd.daemon.tenant import Tenant
 from tierd.daemon.upkeep import Prefetch
@@ -134,6 +135,7 @@ class Session(Connection):
         namespace = self._attached()
         seconds, num_tokens, hashes = protocol.parse_prefetch(frame.body)
         self._check_prompt(num_tokens, hashes)
+        check_names(hashes)
         namespace.upkeep.prefetch(Prefetch(hashes, num_tokens, self._loop.time() + seconds))
         self.answer(frame)
 
@@ -200,8 +202,6 @@ class Session(Connection):
     def _check_prompt(self, num_tokens: int, hashes: Sequence[BlockHash]) -> None:
         if len(hashes) < (num_tokens - 1) // self._attached().layout.hash_step:
             raise LeaseError(f"{len(hashes)} hashes are too few for {num_tokens} tokens")
-        if len(set(hashes)) != len(hashes):
-            raise LeaseError("a prompt names a block twice")
 
     def _lease(self, number: int) -> Lease:
         if (lease := self.leases.get(number)) is None:

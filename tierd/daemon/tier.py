@@ -56,3 +56,11 @@ class Counts:
     failed: int = 0
     lost: int = 0  # unreadable or corrupt in a lower tier
     out_of_blocks: int = 0
+
+    def asked(self, num_tokens: int, hit: int, levels: Iterable[int]) -> None:
+        """A prompt was leased; `levels` are those of the blocks of its hit."""
+        self.requests += 1
+        self.tokens_asked += num_tokens
+        self.tokens_hit += hit
+        for level in levels:
+            self.blocks_hit[level] += 1
