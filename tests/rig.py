@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from policies.base import Access
 from policies.lru import LRU
 from tierd.block import Block, BlockHash
-from tierd.daemon.cache import TieredCache
+from tierd.daemon.cache import Step, TieredCache
 from tierd.daemon.copy import Copy, Outcome, Place, Settle
 from tierd.daemon.lease import Lease
 from tierd.daemon.pool import BlockPool
@@ -110,7 +110,7 @@ class Rig:
     def commit(self, *leases: Lease, room: int = 0) -> None:
         """Freeze every token of the leases whose name is known."""
         step = self.layout.hash_step
-        self.cache.advance([(e, len(e.hashes) * step, (), room) for e in leases], NOW)
+        self.cache.advance([Step(e, len(e.hashes) * step, (), room) for e in leases], NOW)
 
     def write(self, prompt: str) -> None:
         """An engine computes a prompt and goes."""
@@ -125,10 +125,13 @@ class Rig:
     def place(self, level: int, prompt: str, group: int = 0, first: int = 0) -> list[Block]:
         """Commit a prompt's blocks from `first` on in a tier, as if they had gone there before."""
         ratio = self.layout.groups[group].block_size // self.layout.hash_step
-        names, pool = chain(prompt)[ratio - 1 :: ratio], self.pool(level, group)
+        hashes, pool = chain(prompt), self.pool(level, group)
+        names = hashes[ratio - 1 :: ratio]
         blocks = pool.allocate(len(names) - first)
-        for block, key in zip(blocks, names[first:], strict=True):
-            assert pool.commit(block, key, None, NOW)
+        for index, block in enumerate(blocks, first):
+            inner = hashes[index * ratio : (index + 1) * ratio - 1]
+            parent = names[index - 1] if index else None
+            assert pool.commit(block, names[index], parent, NOW, inner)
             pool.unpin(block)
         return blocks
 

@@ -4,6 +4,7 @@ import pytest
 
 from tests.rig import DEVICE, HOST, NOW, SSD, WINDOWED, Rig, chain
 from tierd.block import State
+from tierd.daemon.cache import Step
 from tierd.errors import LeaseError, OutOfBlocks
 
 
@@ -44,11 +45,11 @@ def test_a_commit_freezes_full_blocks_under_their_names_and_parents() -> None:
     rig = Rig(8)
     lease = rig.acquire("ab", room=12)
     first, second, third, *_ = lease.tables[0]
-    rig.cache.advance([(lease, 5, (), 0)], NOW)
+    rig.cache.advance([Step(lease, 5, (), 0)], NOW)
     assert (first.key, first.parent) == (b"a", None)
     assert (second.key, second.parent) == (b"ab", b"a")
     assert third.state is State.PRIVATE
-    rig.cache.advance([(lease, 6, [chain("abc")[-1]], 0)], NOW)
+    rig.cache.advance([Step(lease, 6, [chain("abc")[-1]], 0)], NOW)
     assert (third.key, third.parent, lease.committed) == (b"abc", b"ab", 6)
 
 
@@ -90,9 +91,9 @@ def test_room_grows_before_the_hit_is_ready() -> None:
     rig = Rig(8, 8)
     rig.place(HOST, "ab")
     lease = rig.acquire("ab")
-    (added,) = rig.cache.advance([(lease, 0, (), 10)], NOW)
-    assert len(added[0]) == 2
-    assert lease.tables[0][-2:] == added[0]
+    [[added]] = rig.cache.advance([Step(lease, 0, (), 10)], NOW)
+    assert (added.start, len(added.blocks)) == (3, 2)
+    assert lease.tables[0][-2:] == added.blocks
     assert lease.room == 10
 
 
@@ -104,11 +105,11 @@ def test_only_what_there_is_room_for_is_committed(committed, hashes, match) -> N
     rig = Rig(8)
     lease = rig.acquire("ab")
     if match is None:
-        rig.cache.advance([(lease, committed, hashes, 0)], NOW)
+        rig.cache.advance([Step(lease, committed, hashes, 0)], NOW)
         return
     before = rig.snapshot()
     with pytest.raises(LeaseError, match=match):
-        rig.cache.advance([(lease, committed, hashes, 0)], NOW)
+        rig.cache.advance([Step(lease, committed, hashes, 0)], NOW)
     assert rig.snapshot() == before
 
 
@@ -117,7 +118,7 @@ def test_a_commit_without_its_hashes_is_refused() -> None:
     lease = rig.acquire("ab", room=12)
     before = rig.snapshot()
     with pytest.raises(LeaseError, match="hashes are missing"):
-        rig.cache.advance([(lease, 6, (), 0)], NOW)
+        rig.cache.advance([Step(lease, 6, (), 0)], NOW)
     assert rig.snapshot() == before
 
 
@@ -127,14 +128,14 @@ def test_an_advance_is_all_or_nothing_over_its_batch(fault: str) -> None:
     good, bad, gone = rig.acquire("ab"), rig.acquire("x"), rig.acquire("y")
     rig.release(gone)
     step = {
-        "room": (bad, 0, (), 100),
-        "commit": (bad, 4, (), 0),
-        "released": (gone, 0, (), 0),
-        "twice": (good, 0, (), 0),
+        "room": Step(bad, 0, (), 100),
+        "commit": Step(bad, 4, (), 0),
+        "released": Step(gone, 0, (), 0),
+        "twice": Step(good, 0, (), 0),
     }[fault]
     before = rig.snapshot()
     with pytest.raises(OutOfBlocks if fault == "room" else LeaseError):
-        rig.cache.advance([(good, 4, [b"abc"], 8), step], NOW)
+        rig.cache.advance([Step(good, 4, [b"abc"], 8), step], NOW)
     assert rig.snapshot() == before
     assert (good.committed, good.room, good.hashes) == (0, 5, chain("ab"))
     assert len(good.tables[0]) == 3
@@ -143,8 +144,8 @@ def test_an_advance_is_all_or_nothing_over_its_batch(fault: str) -> None:
 def test_an_advance_serves_every_step_of_its_batch() -> None:
     rig = Rig(8)
     one, two = rig.acquire("a"), rig.acquire("b")
-    added = rig.cache.advance([(one, 2, (), 6), (two, 2, (), 4)], NOW)
-    assert [[len(blocks) for blocks in step] for step in added] == [[1], [0]]
+    added = rig.cache.advance([Step(one, 2, (), 6), Step(two, 2, (), 4)], NOW)
+    assert [[len(group.blocks) for group in step] for step in added] == [[1], [0]]
     assert rig.found(DEVICE) == {"a", "b"}
 
 

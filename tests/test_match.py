@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.rig import DEVICE, WINDOWED, Rig, chain
+from tests.rig import DEVICE, HOST, SSD, WINDOWED, Rig, chain
 from tierd.block import State
 
 
@@ -31,12 +31,39 @@ def test_the_last_token_is_always_computed(num_tokens: int, hit: int) -> None:
     assert rig.acquire("abc", num_tokens).hit == hit
 
 
-def test_a_hit_ends_where_every_group_ends_a_block() -> None:
+def test_a_hit_ends_at_any_granule_with_a_copy_of_the_block_it_ends_in() -> None:
     rig = Rig((16, 16), layout=WINDOWED)
     rig.write("abcdef")
     assert rig.acquire("abcdef").hit == 12
-    assert rig.acquire("abcdex").hit == 8  # five granules are known, two make a block of group 0
-    assert rig.acquire("abcdef", 12).hit == 8
+    assert rig.transfer.copies == []
+    lease = rig.acquire("abcdex")
+    assert lease.hit == 10  # five granules are known, two make a block of group 0
+    (copy,) = rig.transfer.copies
+    assert (copy.src.key, copy.private) == (b"abcdef", True)
+    assert copy.dst is lease.tables[0][2]
+    assert copy.dst.state is State.PRIVATE
+    assert rig.acquire("abcdef", 12).hit == 10
+
+
+def test_a_part_of_a_block_is_found_in_any_tier_and_copied_straight_from_there() -> None:
+    rig = Rig((16, 16), (8, 8), (8, 8), layout=WINDOWED)
+    rig.place(SSD, "abcdef", group=0)
+    rig.place(DEVICE, "abcdef", group=1)
+    lease = rig.acquire("abcx")
+    assert lease.hit == 6
+    assert rig.transfer.routes == [("ab", SSD, HOST), ("ab", HOST, DEVICE), ("abcd", SSD, DEVICE)]
+    assert not lease.ready
+    rig.transfer.run()
+    assert lease.ready
+    assert rig.found(HOST) == {"ab"}
+
+
+def test_a_part_is_not_found_by_a_granule_that_differs() -> None:
+    rig = Rig((16, 16), layout=WINDOWED)
+    rig.place(DEVICE, "abcdef", group=0)
+    rig.place(DEVICE, "abxdef", group=1)
+    assert rig.acquire("abcdef").hit == 4
+    assert rig.acquire("abxdef").hit == 4
 
 
 def test_a_window_group_needs_only_its_window() -> None:

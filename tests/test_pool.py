@@ -172,13 +172,35 @@ def test_a_forgotten_block_stays_with_its_holders_and_is_then_free() -> None:
 def test_a_quarantined_block_is_of_no_use_until_it_is_thawed() -> None:
     pool = make_pool(1)
     (block,) = pool.allocate(1)
-    pool.pin(block)
     pool.quarantine(block)
     assert (block.state, block.ref_cnt) == (State.QUARANTINED, 0)
     with pytest.raises(OutOfBlocks):
         pool.allocate(1)
     pool.thaw(block)
     assert pool.allocate(1) == [block]
+
+
+def test_a_thawed_block_is_free_only_when_nobody_reads_it_any_more() -> None:
+    pool = make_pool(1)
+    (block,) = pool.allocate(1)
+    pool.pin(block)
+    pool.quarantine(block)
+    pool.thaw(block)
+    assert (block.state, block.ref_cnt) == (State.PRIVATE, 1)
+    pool.unpin(block)
+    assert block.state is State.FREE
+
+
+def test_a_block_is_found_by_each_of_its_granules_as_long_as_it_is_findable() -> None:
+    pool = make_pool(2)
+    one, two = pool.allocate(2)
+    pool.commit(one, name(3), None, NOW, [name(1), name(2)])
+    pool.commit(two, name(5), None, NOW, [name(1), name(4)])
+    assert pool.get(name(1)) is None
+    assert [pool.covering(name(n)) for n in range(6)] == [None, two, one, one, two, two]
+    pool.unpin(two)
+    pool.evict(two)
+    assert [pool.covering(name(n)) for n in range(2, 6)] == [one, one, None, None]
 
 
 def test_a_pool_grows_and_gives_free_places_back() -> None:

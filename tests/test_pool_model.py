@@ -128,10 +128,11 @@ class PoolMachine(RuleBasedStateMachine):
         block = data.draw(st.sampled_from(self.some(State.PRIVATE, State.QUARANTINED)))
         if self.model[block].state is State.PRIVATE:
             self.pool.quarantine(block)
-            self.model[block] = Fact(State.QUARANTINED)
+            self.model[block].state = State.QUARANTINED
+            self.model[block].refs -= 1
         else:
             self.pool.thaw(block)
-            self.model[block] = Fact()
+            self.model[block].state = State.PRIVATE if self.model[block].refs else State.FREE
 
     @rule(more=st.booleans(), adopted=st.integers(0, 8))
     def resize(self, more: bool, adopted: int) -> None:

@@ -5,6 +5,7 @@ import asyncio
 from tests.bench import DEVICE, HOST, KEY, SSD, Bench, turn
 from tierd.block import Block, BlockHash, BlockId
 from tierd.daemon.copy import Copy, Outcome, Place
+from tierd.daemon.tag import pack
 from tierd.daemon.transfer import tag_of
 
 
@@ -142,7 +143,7 @@ async def test_what_is_kept_beside_a_block_is_its_name_and_its_parents() -> None
     copy = Copy(KEY, BlockHash(b"parent"), 0, HOST, blocks[0], SSD, blocks[1], False)
     bench.transfer.submit([copy], bench.settle)
     await turn()
-    assert bench.stores[SSD][0].tags == [tag_of(copy)] == [b"keyparent"]
+    assert bench.stores[SSD][0].tags == [tag_of(copy)] == [pack(KEY, BlockHash(b"parent"), ())]
     await bench.log[0].end()
 
 

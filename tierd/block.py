@@ -4,6 +4,7 @@ A name (`BlockHash`) says what the bytes are, wherever they lie; a place (`Block
 one pool of one tier. Nothing here knows sizes, tiers or policies.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NewType
@@ -19,7 +20,7 @@ class State(IntEnum):
 
     FREE = 0
     LOADING = 1  # findable, not yet readable; its references are those who wait
-    PRIVATE = 2  # not findable, written by one lease
+    PRIVATE = 2  # not findable, written by one lease, perhaps held by several
     COMMITTED = 3  # findable, immutable
     QUARANTINED = 4  # a dead engine may still write it
 
@@ -38,3 +39,4 @@ class Block:
     ref_cnt: int = 0
     key: BlockHash | None = None
     parent: BlockHash | None = None  # the key of the block before it in its sequence
+    inner: Sequence[BlockHash] = ()  # the names of its granules but the last, whose is the key

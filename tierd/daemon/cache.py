@@ -8,20 +8,43 @@ by the `Transfer` it was given; with one that moves none this class is the simul
 It knows no socket, no file, no clock and no byte.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from policies.base import Access
 from tierd.block import Block, BlockHash, State
 from tierd.daemon.chain import TierChain
-from tierd.daemon.copy import Copy, Outcome, Place, Transfer
+from tierd.daemon.copy import Copy, Transfer
 from tierd.daemon.lease import Lease
+from tierd.daemon.loads import Loads
 from tierd.daemon.match import PrefixMatch, check_names, first_block
+from tierd.daemon.suspension import Suspension
 from tierd.daemon.tier import Tier
 from tierd.errors import LeaseError, OutOfBlocks
 from tierd.layout import KVLayout
 
 Notify = Callable[[Lease], None]
 Found = Sequence[Sequence[tuple[int, int, Block]]]  # by group: `(index, level, block)`
+Parts = Sequence[tuple[int, Block] | None]  # by group: `(level, block)` that begins like the hit
+
+
+class Step(NamedTuple):
+    """One lease's part of an `advance`: freeze tokens up to `committed`, whole blocks of them or,
+    to `publish`, whole granules; then make room for `room` tokens. `hashes` are those of the
+    granules after the ones known."""
+
+    lease: Lease
+    committed: int
+    hashes: Sequence[BlockHash] = ()
+    room: int = 0
+    publish: bool = False
+
+
+class Added(NamedTuple):
+    """What an `advance` changed in one table: these blocks are in it from index `start` on."""
+
+    start: int
+    blocks: list[Block]
 
 
 class TieredCache:
@@ -31,11 +54,12 @@ class TieredCache:
         self.layout = layout
         self.chain = TierChain(layout, tiers)
         self.match = PrefixMatch(layout, tiers)
+        self.loads = Loads(self.chain, transfer)
+        self._suspension = Suspension(self.chain, self.loads)
         self._pools = tiers[0].pools
-        self._transfer = transfer
         self._sizes = [group.block_size for group in layout.groups]
-        self._waiters: dict[Block, list[tuple[Lease, int]]] = {}
-        self._access = Access(0.0)  # the latest
+
+    # -- a request -----------------------------------------------------------------------------
 
     def acquire(
         self,
@@ -52,10 +76,12 @@ class TieredCache:
         is named twice.
         """
         check_names(hashes)
-        self._access = access
+        self.loads.access = access
         hit = self.match.hit(hashes, num_tokens)
-        found = [self.match.find(group, hashes, hit) for group in range(len(self._sizes))]
-        self._pin(found)
+        groups = range(len(self._sizes))
+        found = [self.match.find(group, hashes, hit) for group in groups]
+        parts = [self.match.find_part(group, hashes, hit) for group in groups]
+        self._pin(found, parts)
         need = [
             sum(level > 0 for _, level, _ in blocks) + _blocks(room, size) - hit // size
             for blocks, size in zip(found, self._sizes, strict=True)
@@ -63,37 +89,42 @@ class TieredCache:
         try:
             rooms = self.chain.reserve(0, need, access)
         except OutOfBlocks:
-            self._unpin(found)
+            self._unpin(found, parts)
             self.chain.counts.out_of_blocks += 1
             raise
         lease = Lease(list(hashes), [], [], hit, committed=hit, room=room, notify=notify)
         for group, (blocks, places) in enumerate(zip(found, rooms, strict=True)):
             self._fill(lease, group, blocks, places, access)
-        self._touch_below(lease, access)
-        self.chain.counts.asked(
-            num_tokens, hit, (level for blocks in found for _, level, _ in blocks)
-        )
-        self._emit()
+            if (part := parts[group]) is not None:
+                self._take_part(lease, group, *part)
+        self._touch(lease, range(1, len(self.chain.tiers)), lease.hit, access)
+        self.chain.counts.asked(num_tokens, hit, _levels(found, parts))
+        self.loads.emit()
         return lease
 
-    def advance(
-        self, steps: Sequence[tuple[Lease, int, Sequence[BlockHash], int]], access: Access
-    ) -> list[list[list[Block]]]:
-        """For each `(lease, committed, hashes, room)`: freeze tokens up to `committed`, then make
-        room up to `room` tokens. `hashes` are those of the granules after the ones known.
+    def advance(self, steps: Sequence[Step], access: Access) -> list[list[Added]]:
+        """Go on with every lease of a batch, by its `Step`.
 
-        Returns the blocks added, by step and group. All or nothing: raises LeaseError or
-        OutOfBlocks and nothing has changed.
+        A block that others hold too is replaced by a copy before the lease may write it. Returns
+        what was added, by step and group. All or nothing: raises LeaseError or OutOfBlocks and
+        nothing has changed.
         """
-        self._access = access
-        for lease, committed, hashes, room in steps:
-            self._check_commit(lease, committed, hashes, room)
-        if len({id(lease) for lease, *_ in steps}) != len(steps):
+        self.loads.access = access
+        for step in steps:
+            self._check_commit(step)
+        if len({id(step.lease) for step in steps}) != len(steps):
             raise LeaseError("a lease is named twice in one message")
-        for lease, *_ in steps:  # whoever asks for more has heard what it lost
-            self._unpark(lease)
+        for step in steps:  # whoever asks for more has heard what it lost
+            self._unpark(step.lease)
+        starts = [
+            [self._start(step.lease, group, step.room) for group in range(len(self._sizes))]
+            for step in steps
+        ]
         need = [
-            sum(max(0, _blocks(room, size) - len(lease.tables[g])) for lease, _, _, room in steps)
+            sum(
+                max(0, _blocks(step.room, size) - start[g])
+                for step, start in zip(steps, starts, strict=True)
+            )
             for g, size in enumerate(self._sizes)
         ]
         try:
@@ -102,16 +133,16 @@ class TieredCache:
             self.chain.counts.out_of_blocks += 1
             raise
         added = []
-        for lease, committed, hashes, room in steps:
+        for step, start in zip(steps, starts, strict=True):
+            lease = step.lease
             new = []
             for g, size in enumerate(self._sizes):
-                count = max(0, _blocks(room, size) - len(lease.tables[g]))
-                new.append([rooms[g].pop() for _ in range(count)])
-                lease.tables[g].extend(new[g])
-            lease.room = max(lease.room, room)
-            self._commit(lease, committed, hashes, access)
+                count = max(0, _blocks(step.room, size) - start[g])
+                new.append(self._extend(lease, g, start[g], [rooms[g].pop() for _ in range(count)]))
+            lease.room = max(lease.room, step.room)
+            self._commit(step, access)
             added.append(new)
-        self._emit()
+        self.loads.emit()
         return added
 
     def release(self, lease: Lease, access: Access) -> None:
@@ -126,12 +157,97 @@ class TieredCache:
         """The engine that could write a quarantined block is really gone."""
         self._pools[group].thaw(block)
 
+    # -- sequences that branch, go back, and rest ------------------------------------------------
+
+    def fork(self, source: Lease, num_tokens: int, notify: Notify | None = None) -> Lease:
+        """A lease of the first `num_tokens` of `source`, which shares every block with it, the
+        partly filled tail too. It has no room: whoever goes on copies what is shared first.
+
+        Costs no block. Raises LeaseError, nothing changed.
+        """
+        self._check_held(source)
+        if not 0 <= num_tokens <= source.room:
+            raise LeaseError(f"cannot fork {num_tokens} tokens of a lease of {source.room}")
+        self._check_window(source, num_tokens)
+        tables = [
+            table[: _blocks(num_tokens, size)]
+            for table, size in zip(source.tables, self._sizes, strict=True)
+        ]
+        fork = Lease(
+            source.hashes[: num_tokens // self.layout.hash_step],
+            tables,
+            [set() for _ in tables],
+            min(source.hit, num_tokens),
+            min(source.committed, num_tokens),
+            num_tokens,
+            tails=dict(source.tails),
+            notify=notify,
+        )
+        for group, table in enumerate(tables):
+            for block in table:
+                if block is not None:
+                    self._pools[group].pin(block)
+                    if block.state is State.PRIVATE:
+                        fork.borrowed.add(block)
+        self.chain.counts.forks += 1
+        return fork
+
+    def truncate(self, lease: Lease, num_tokens: int) -> int:
+        """Go back to the first `num_tokens`; returns the room that is left to write at once.
+
+        Where others hold what follows, the room ends there, and the next write is a copy. Raises
+        LeaseError, nothing changed, also where a window has slid past.
+        """
+        self._check_held(lease)
+        if not 0 <= num_tokens <= lease.room:
+            raise LeaseError(f"cannot truncate a lease of {lease.room} tokens to {num_tokens}")
+        self._check_window(lease, num_tokens)
+        rest = [
+            (group, block)
+            for group, size in enumerate(self._sizes)
+            for block in lease.tables[group][num_tokens // size :]
+        ]
+        # Whoever forked it has borrowed its blocks up to some length, which may be a longer one.
+        if not all(block and lease.may_write(block) and block.ref_cnt == 1 for _, block in rest):
+            self._cut(lease, num_tokens)
+            for group, block in rest:
+                if block in lease.tables[group] and block is not None and block.ref_cnt > 1:
+                    lease.borrowed.add(block)
+        del lease.hashes[num_tokens // self.layout.hash_step :]
+        lease.hit, lease.committed = min(lease.hit, num_tokens), min(lease.committed, num_tokens)
+        return lease.room
+
+    def suspend(self, lease: Lease, num_tokens: int, access: Access) -> None:
+        """Give the lease's places in the top tier up; its first `num_tokens`, the private tail too,
+        are kept in the tiers below until `resume`, with the lease's own reference (I3).
+
+        Raises LeaseError, or OutOfBlocks if they have no room, and nothing has changed.
+        """
+        self._check_held(lease)
+        if not 0 <= num_tokens <= lease.room:
+            raise LeaseError(f"cannot suspend {num_tokens} tokens of a lease of {lease.room}")
+        self.loads.access = access
+        self._suspension.suspend(lease, num_tokens, access)
+
+    def resume(self, lease: Lease, access: Access) -> None:
+        """Bring a suspended lease back: `hit` is then what it has of its tokens, in place or on
+        its way. It has no room for more.
+
+        Raises LeaseError or OutOfBlocks, nothing changed.
+        """
+        if lease.released or lease.away is None:
+            raise LeaseError("the lease is not suspended")
+        self.loads.access = access
+        self._suspension.resume(lease, access)
+
+    # -- what nobody waits for -------------------------------------------------------------------
+
     def reclaim(self, limit: int) -> list[Copy]:
         """Make cold blocks clean ahead, at most `limit` a pool; returns the copies begun."""
         for level in range(len(self.chain.tiers) - 1):
             for group in range(len(self._sizes)):
-                self.chain.clean_ahead(level, group, limit, self._access)
-        return self._emit()
+                self.chain.clean_ahead(level, group, limit, self.loads.access)
+        return self.loads.emit()
 
     def prefetch(
         self, hashes: Sequence[BlockHash], num_tokens: int, limit: int, access: Access
@@ -141,27 +257,29 @@ class TieredCache:
         """
         hit = self.match.hit(hashes, num_tokens)
         found = [self.match.find(group, hashes, hit) for group in range(len(self._sizes))]
-        self._pin(found)  # of the hit nothing gives way to the rest of it
+        parts = [self.match.find_part(group, hashes, hit) for group in range(len(self._sizes))]
+        self._pin(found, parts)  # of the hit nothing gives way to the rest of it
         for group, blocks in enumerate(found):
-            below = [(level, block) for _, level, block in blocks if level > 1][:limit]
-            self.chain.fetch(group, below, access)
-        self._unpin(found)
-        return self._emit()
-
-    def _pin(self, found: Found) -> None:
-        for group, blocks in enumerate(found):
-            for _, level, block in blocks:
-                self.chain.tiers[level].pools[group].pin(block)
-
-    def _unpin(self, found: Found) -> None:
-        for group, blocks in enumerate(found):
-            for _, level, block in blocks:
-                self.chain.tiers[level].pools[group].unpin(block)
+            used = [(level, block) for _, level, block in blocks]
+            used += [part] if (part := parts[group]) is not None else []
+            self.chain.fetch(group, [(lv, b) for lv, b in used if lv > 1][:limit], access)
+        self._unpin(found, parts)
+        return self.loads.emit()
 
     def save(self, unsaved: Sequence[tuple[int, int, Block]]) -> None:
         """Copy some of `chain.unsaved()` into the coldest tier; they stay where they are too."""
-        self.chain.save(unsaved, self._access)
-        self._emit()
+        self.chain.save(unsaved, self.loads.access)
+        self.loads.emit()
+
+    # -- parts of an acquire -----------------------------------------------------------------------
+
+    def _pin(self, found: Found, parts: Parts = ()) -> None:
+        for group, level, block in _each(found, parts):
+            self.chain.tiers[level].pools[group].pin(block)
+
+    def _unpin(self, found: Found, parts: Parts = ()) -> None:
+        for group, level, block in _each(found, parts):
+            self.chain.tiers[level].pools[group].unpin(block)
 
     def _fill(
         self,
@@ -173,76 +291,172 @@ class TieredCache:
     ) -> None:
         """Build the lease's table of a group from pinned `found` blocks and reserved `room`."""
         table: list[Block | None] = [None] * (lease.hit // self._sizes[group])
-        loading: set[Block] = set()
+        lease.loading.append(set())
         landing = self.chain.landing_places(group, [(lv, b) for _, lv, b in found if lv > 1])
-        names = self.match.names(group, lease.hashes, 0, len(table))
         for index, level, source in found:
             block = source
             if level > 0:
                 block = room.pop()
-                parent = names[index - 1] if index else None
-                self.chain.load(group, level, source, block, names[index], parent, landing, access)
+                self.chain.load(group, level, source, block, landing, access)
             if block.state is State.LOADING:
-                loading.add(block)
-                self._waiters.setdefault(block, []).append((lease, group))
+                self.loads.wait(lease, group, block)
             table[index] = block
         lease.tables.append([*table, *room])
-        lease.loading.append(loading)
 
-    def _touch_below(self, lease: Lease, access: Access) -> None:
+    def _take_part(self, lease: Lease, group: int, level: int, source: Block) -> None:
+        """The hit ends inside a pinned block: the lease gets a copy, which it goes on to write."""
+        target = lease.tables[group][lease.hit // self._sizes[group]]
+        assert target is not None and source.key is not None, "a part of a named block"
+        lease.tails[group] = source.key
+        copy = self.chain.copy_on_write(group, level, source, 0, target)
+        self.loads.wait_for_copy(lease, copy)
+
+    def _touch(self, lease: Lease, levels: Iterable[int], upto: int, access: Access) -> None:
         """A request uses its hit in every tier that holds it; the top one is touched at release."""
         for group, size in enumerate(self._sizes):
             first = first_block(lease.hit, self.layout.window(group), size)
-            path = self.match.names(group, lease.hashes, first, lease.hit // size)
-            for tier in self.chain.tiers[1:]:
-                tier.pools[group].touch(path, access)
+            path = list(self.match.names(group, lease.hashes, first, upto // size))
+            if (tail := lease.tails.get(group)) is not None and tail not in path:
+                path.append(tail)
+            for level in levels:
+                self.chain.tiers[level].pools[group].touch(path, access)
 
-    def _check_commit(
-        self, lease: Lease, committed: int, hashes: Sequence[BlockHash], room: int
-    ) -> None:
+    # -- parts of an advance -----------------------------------------------------------------------
+
+    def _check_held(self, lease: Lease) -> None:
         if lease.released:
             raise LeaseError("the lease is released")
-        if committed <= lease.committed and not hashes:
+        if lease.away is not None:
+            raise LeaseError("the lease is suspended")
+        if not lease.ready:
+            raise LeaseError("the lease is not ready: its hit is still on its way")
+
+    def _check_window(self, lease: Lease, num_tokens: int) -> None:
+        for group, size in enumerate(self._sizes):
+            window = self.layout.window(group)
+            first = first_block(num_tokens, window, size)
+            if None in lease.tables[group][first : _blocks(num_tokens, size)]:
+                raise LeaseError(
+                    f"cannot go back to {num_tokens} tokens: the window of {window} tokens of "
+                    f"group {group} has slid past"
+                )
+
+    def _check_commit(self, step: Step) -> None:
+        lease, committed, granule = step.lease, step.committed, self.layout.hash_step
+        if lease.released:
+            raise LeaseError("the lease is released")
+        if lease.away is not None:
+            raise LeaseError("the lease is suspended")
+        if committed <= lease.committed and not step.hashes and not step.publish:
             return
         if not lease.ready:
             raise LeaseError("the lease may not commit before all its groups are ready")
-        if committed > (most := max(lease.room, room)):
+        if committed > (most := max(lease.room, step.room)):
             raise LeaseError(f"cannot commit {committed} tokens, the lease has room for {most}")
-        if (len(lease.hashes) + len(hashes)) * self.layout.hash_step < (
-            committed // self.layout.hash_step * self.layout.hash_step
-        ):
+        if len(lease.hashes) + len(step.hashes) < committed // granule:
             raise LeaseError(f"hashes are missing to commit {committed} tokens")
+        if step.publish:
+            self._check_tails(lease, max(committed, lease.committed))
 
-    def _commit(
-        self, lease: Lease, committed: int, hashes: Sequence[BlockHash], access: Access
-    ) -> None:
-        lease.hashes.extend(hashes)
+    def _check_tails(self, lease: Lease, length: int) -> None:
+        """A partly filled block is frozen only by who writes it: others would be surprised."""
+        for group, size in enumerate(self._sizes):
+            if length % size and length // size < len(lease.tables[group]):
+                tail = lease.tables[group][length // size]
+                if tail is not None and tail.state is State.PRIVATE and not lease.may_write(tail):
+                    raise LeaseError("a fork has to be extended before its tail is published")
+
+    def _start(self, lease: Lease, group: int, room: int) -> int:
+        """From which block on an extension of the lease to `room` tokens brings new places: after
+        the last one, or with it, if others hold it and it is not full."""
+        table = lease.tables[group]
+        shared = lease.room % self._sizes[group] and not lease.may_write(table[-1])
+        return len(table) - 1 if shared and room > lease.room else len(table)
+
+    def _extend(self, lease: Lease, group: int, start: int, new: list[Block]) -> Added:
+        """Put reserved blocks into a table; the first may take the place of a shared one."""
+        table = lease.tables[group]
+        if start < len(table):
+            shared = table[start]
+            assert shared is not None, f"block {start} of group {group} is out of the window"
+            lease.borrowed.discard(shared)  # the copy takes over the lease's pin
+            copy = self.chain.copy_on_write(group, 0, shared, 0, new[0])
+            self.loads.wait_for_copy(lease, copy)
+        table[start:] = new
+        return Added(start, new)
+
+    def _commit(self, step: Step, access: Access) -> None:
+        lease, hashes = step.lease, step.lease.hashes
+        hashes.extend(step.hashes)
         for group, size in enumerate(self._sizes):
             pool, table = self._pools[group], lease.tables[group]
-            start, stop = lease.committed // size, committed // size
-            parent = self.match.names(group, lease.hashes, start - 1, start)[0] if start else None
-            for index, key in enumerate(self.match.names(group, lease.hashes, start, stop), start):
+            start, stop = lease.committed // size, step.committed // size
+            parent = self.match.names(group, hashes, start - 1, start)[0] if start else None
+            for index, key in enumerate(self.match.names(group, hashes, start, stop), start):
                 block = table[index]
                 assert block is not None, f"block {index} of group {group} is out of the window"
-                pool.commit(block, key, parent, access)
+                pool.commit(block, key, parent, access, self.match.inner(group, hashes, index))
                 parent = key
-        lease.committed = max(lease.committed, committed)
+        lease.committed = max(lease.committed, step.committed)
+        if step.publish:
+            self._publish_tails(lease, lease.committed, access)
+        self._slide(lease)
+
+    def _publish_tails(self, lease: Lease, length: int, access: Access) -> None:
+        """Freeze the partly filled blocks too, as far as granules are full: whoever goes on, the
+        lease itself too, writes a copy."""
+        granule, frozen = self.layout.hash_step, False
+        for group, size in enumerate(self._sizes):
+            index, granules = length // size, length // granule
+            if length % size < granule:
+                continue
+            first, key = index * size // granule, lease.hashes[granules - 1]
+            block = lease.tables[group][index]
+            assert block is not None, f"block {index} of group {group} is out of the window"
+            if block.state is State.PRIVATE:
+                parent = lease.hashes[first - 1] if first else None
+                inner = lease.hashes[first : granules - 1]
+                frozen |= self._pools[group].commit(block, key, parent, access, inner)
+            lease.tails[group] = key
+        if frozen:
+            self._cut(lease, length)
+
+    def _cut(self, lease: Lease, room: int) -> None:
+        """Let go of every place past `room` tokens."""
+        for group, size in enumerate(self._sizes):
+            kept = _blocks(room, size)
+            gone = lease.tables[group][kept:]
+            del lease.tables[group][kept:]
+            for block in gone:
+                if block is not None:
+                    self.loads.drop(lease, group, block)
+        lease.room = room
+
+    def _slide(self, lease: Lease) -> None:
+        """Give back the blocks that no later token sees."""
+        for group, size in enumerate(self._sizes):
+            table = lease.tables[group]
+            for index in range(first_block(lease.committed, self.layout.window(group), size)):
+                if (block := table[index]) is not None:
+                    table[index] = None
+                    self.loads.drop(lease, group, block)
+
+    # -- parts of a release ------------------------------------------------------------------------
 
     def _let_go(self, lease: Lease, access: Access, *, quarantine: bool) -> list[tuple[int, Block]]:
         if lease.released:
             raise LeaseError("the lease is released already")
         lease.released, frozen = True, []
-        for group, size in enumerate(self._sizes):
-            first = first_block(lease.hit, self.layout.window(group), size)
-            path = self.match.names(group, lease.hashes, first, lease.committed // size)
-            self._pools[group].touch(path, access)
+        self._touch(lease, (0,), lease.committed, access)
         tables = [(g, b) for g, table in enumerate(lease.tables) for b in table if b is not None]
         for group, block in tables + lease.parked:
             if quarantine and block.state is State.PRIVATE:
+                self.loads.forget(lease, group, block)
                 self._pools[group].quarantine(block)
                 frozen.append((group, block))
             else:
-                self._drop(lease, group, block)
+                self.loads.drop(lease, group, block)
+        self._suspension.drop(lease)
         return frozen
 
     def _unpark(self, lease: Lease) -> None:
@@ -250,107 +464,19 @@ class TieredCache:
         for group, block in parked:
             self._pools[group].unpin(block)
 
-    def _drop(self, lease: Lease, group: int, block: Block) -> None:
-        """A lease lets go of a block; the last to wait for a load cancels it."""
-        if block in lease.loading[group]:
-            lease.loading[group].discard(block)
-            waiters = self._waiters[block]
-            waiters.remove((lease, group))
-            if not waiters:
-                del self._waiters[block]
-        self._pools[group].unpin(block)
-        if block.state is State.LOADING and block.ref_cnt == 0:
-            self._transfer.cancel(Place(0, group, block.block_id))
 
-    def settle(self, copy: Copy, outcome: Outcome) -> None:
-        """A copy has ended: its target is readable, or its waiters get a shorter hit (I6)."""
-        tiers = self.chain.tiers
-        src_pool = tiers[copy.src_level].pools[copy.group]
-        dst_pool = tiers[copy.dst_level].pools[copy.group]
-        if outcome is Outcome.LOST and copy.src.key == copy.key:
-            self.chain.counts.lost += 1
-            src_pool.forget(copy.src)
-        if copy.holds_src:
-            src_pool.unpin(copy.src)
-        waiters = self._waiters.pop(copy.dst, [])
-        if outcome is Outcome.DONE:
-            dst_pool.landed(copy.dst)
-            for lease, group in waiters:
-                lease.loading[group].discard(copy.dst)
-                if not lease.loading[group]:
-                    _tell(lease)
-        else:
-            self.chain.counts.failed += outcome is not Outcome.CANCELLED
-            dst_pool.failed(copy.dst)
-            self._shorten(waiters, copy.dst)
-
-    def _shorten(self, waiters: Sequence[tuple[Lease, int]], failed: Block) -> None:
-        """Cut the hits of all who waited for `failed`, then give each private places instead."""
-        cut = []
-        for lease, group in waiters:
-            lease.loading[group].discard(failed)
-            start = lease.tables[group].index(failed) * self._sizes[group]
-            cut.append((lease, self._roll_back(lease, start)))
-        for lease, missing in cut:
-            self._refill(lease, missing)
-            lease.shortened = True
-            _tell(lease)
-
-    def _roll_back(self, lease: Lease, limit: int) -> list[list[int]]:
-        """Let go of what the lease did not write past its new hit, at most `limit` tokens.
-
-        Returns the table positions left empty, by group.
-        """
-        step = self.layout.alignment
-        hit = limit // step * step
-        while hit and not self._covers(lease, hit):
-            hit -= step
-        old, lease.hit, lease.committed = lease.hit, hit, hit
-        missing: list[list[int]] = []
-        for group, size in enumerate(self._sizes):
-            table = lease.tables[group]
-            missing.append(list(range(hit // size, old // size)))
-            for index in missing[group]:
-                block, table[index] = table[index], None
-                if block is not None:
-                    self._drop(lease, group, block)
-        return missing
-
-    def _covers(self, lease: Lease, hit: int) -> bool:
-        """Whether the lease holds what a hit of `hit` tokens needs of its window groups."""
-        return all(
-            None not in lease.tables[g][first_block(hit, self.layout.window(g), size) : hit // size]
-            for g, size in enumerate(self._sizes)
-        )
-
-    def _refill(self, lease: Lease, missing: Sequence[Sequence[int]]) -> None:
-        """Put private places where the hit was; where too few are left, the room ends there."""
-        try:
-            rooms = self.chain.reserve(0, [len(gaps) for gaps in missing], self._access)
-        except OutOfBlocks:
-            self.chain.counts.out_of_blocks += 1
-            lease.room = lease.hit
-            for group, size in enumerate(self._sizes):
-                table = lease.tables[group]
-                lost = [block for block in table[lease.hit // size :] if block is not None]
-                lease.parked += [(group, block) for block in lost]
-                del table[lease.hit // size :]
-            return
-        for group, gaps in enumerate(missing):
-            for index in gaps:
-                lease.tables[group][index] = rooms[group].pop()
-        self._emit()
-
-    def _emit(self) -> list[Copy]:
-        """Have the planned copies carried out; returns them."""
-        if copies := self.chain.take():
-            self._transfer.submit(copies, self.settle)
-        return copies
+def _each(found: Found, parts: Parts) -> Iterable[tuple[int, int, Block]]:
+    """`(group, level, block)` of all of them."""
+    for group, blocks in enumerate(found):
+        for _, level, block in blocks:
+            yield group, level, block
+    for group, part in enumerate(parts):
+        if part is not None:
+            yield group, *part
 
 
-def _tell(lease: Lease) -> None:
-    if lease.notify is not None:
-        lease.notify(lease)
+def _levels(found: Found, parts: Parts) -> Iterable[int]:
+    return (level for _, level, _ in _each(found, parts))
 
 
 def _blocks(num_tokens: int, size: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, zip_longest
 
 from policies.base import Access
-from tierd.block import Block, BlockHash, State
+from tierd.block import Block, State
 from tierd.daemon.copy import Copy
 from tierd.daemon.tier import Counts, Tier
 from tierd.errors import OutOfBlocks
@@ -103,12 +103,10 @@ class TierChain:
         victims = below.victims(max(0, fits - below.num_free))
         self._evict(to, group, victims, access)
         for block, place in zip(blocks[len(blocks) - fits :], below.allocate(fits), strict=True):
-            assert block.key is not None, f"block {block.block_id} has no name"
-            below.load(place, block.key, block.parent, access)
-            below.unpin(place)
             if pin:
                 pool.pin(block)
-            self._plan(group, level, block, to, place, block.key, block.parent, holds=pin)
+            self.put(group, level, block, to, place, access, holds=pin)
+            below.unpin(place)
         self.counts.demoted += fits
         return fits
 
@@ -139,21 +137,42 @@ class TierChain:
         level: int,
         source: Block,
         target: Block,
-        key: BlockHash,
-        parent: BlockHash | None,
         landing: Iterator[Block],
         access: Access,
     ) -> None:
-        """Plan the pinned `source` into `target` of the top tier, by way of host memory if it has
-        a place to spare: the bytes then stay there too."""
-        self.tiers[0].pools[group].load(target, key, parent, access)
+        """Plan the pinned, named `source` into `target` of the top tier, by way of host memory if
+        it has a place to spare: the bytes then stay there too."""
         self.counts.promoted += 1
         stop = next(landing, None) if level > 1 else None
         if stop is not None:
-            self.tiers[1].pools[group].load(stop, key, parent, access)
-            self._plan(group, level, source, 1, stop, key, parent, holds=True)
+            self.put(group, level, source, 1, stop, access)
             level, source = 1, stop
-        self._plan(group, level, source, 0, target, key, parent, holds=True)
+        self.put(group, level, source, 0, target, access)
+
+    def put(
+        self,
+        group: int,
+        level: int,
+        source: Block,
+        to: int,
+        place: Block,
+        access: Access,
+        *,
+        holds: bool = True,
+    ) -> None:
+        """Plan a copy of the named `source` into a private `place` of another level's pool, which
+        is findable under that name from now on."""
+        assert source.key is not None, f"block {source.block_id} has no name"
+        pool = self.tiers[to].pools[group]
+        pool.load(place, source.key, source.parent, access, source.inner)
+        self._plan(group, level, source, to, place, holds=holds)
+
+    def copy_on_write(
+        self, group: int, level: int, source: Block, to: int, target: Block
+    ) -> Copy:
+        """Plan the pinned `source`, wherever it lies, into a lease's own `target`, in one copy."""
+        self.counts.copied_on_write += 1
+        return self._plan(group, level, source, to, target, holds=True, private=True)
 
     def landing_places(self, group: int, below: Sequence[tuple[int, Block]]) -> Iterator[Block]:
         """Free or clean places of host memory for blocks that come from further below.
@@ -175,13 +194,9 @@ class TierChain:
         """Plan copies of blocks of lower levels into host memory, as far as it has places."""
         places = self.landing_places(group, below)
         for (level, source), place in zip(below, places, strict=False):
-            assert source.key is not None, f"block {source.block_id} has no name"
             self.tiers[level].pools[group].pin(source)
-            host = self.tiers[1].pools[group]
-            host.load(place, source.key, source.parent, access)
-            host.unpin(place)
-            key, parent = source.key, source.parent
-            self._plan(group, level, source, 1, place, key, parent, holds=True)
+            self.put(group, level, source, 1, place, access)
+            self.tiers[1].pools[group].unpin(place)
 
     def unsaved(self) -> list[tuple[int, int, Block]]:
         """`(level, group, block)` of what only volatile tiers hold, hottest first, as far as the
@@ -214,9 +229,12 @@ class TierChain:
         src: Block,
         dst_level: int,
         dst: Block,
-        key: BlockHash,
-        parent: BlockHash | None,
         *,
         holds: bool,
-    ) -> None:
-        self._planned.append(Copy(key, parent, group, src_level, src, dst_level, dst, holds))
+        private: bool = False,
+    ) -> Copy:
+        copy = Copy(
+            src.key, src.parent, group, src_level, src, dst_level, dst, holds, private=private
+        )
+        self._planned.append(copy)
+        return copy

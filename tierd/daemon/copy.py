@@ -31,13 +31,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Copy:
-    """The block `key` (after `parent`) goes from `src` to `dst`, blocks of two levels' pools.
+    """The block `key` (after `parent`) goes from `src` to `dst`, places of one or two pools.
 
     `holds_src`: the source is pinned for the copy's sake. A demotion's is not: its place may have
-    a new owner already, who waits for the copy.
+    a new owner already, who waits for the copy. `private`: the target is a lease's own, to be
+    written further, and findable by no name; the source may then have no name either.
     """
 
-    key: BlockHash
+    key: BlockHash | None
     parent: BlockHash | None
     group: int
     src_level: int
@@ -45,6 +46,7 @@ class Copy:
     dst_level: int
     dst: Block
     holds_src: bool
+    private: bool = False
 
     @property
     def source(self) -> Place:

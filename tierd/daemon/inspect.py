@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from storage.survey import InUse, Survey, SurveyedArray
-from tierd.block import HASH_NBYTES
+from tierd.daemon.tag import unpack as tag_names
 from tierd.errors import TierdError
 
 _PROGRESS_S = 0.5
@@ -75,7 +75,10 @@ def _array(array: SurveyedArray, *, blocks: bool) -> dict[str, Any]:
 
 
 def _named(tag: bytes) -> dict[str, str | None]:
-    return {"name": tag[:HASH_NBYTES].hex(), "parent": tag[HASH_NBYTES:].hex() or None}
+    named = tag_names(tag)
+    if named is None:
+        return {"name": None, "parent": None}
+    return {"name": named.key.hex(), "parent": named.parent.hex() if named.parent else None}
 
 
 def report(volume: dict[str, Any]) -> Iterator[str]:

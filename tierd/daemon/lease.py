@@ -3,13 +3,33 @@
     tokens    0 ........ hit ........ committed ...... room
     blocks    | came with contents | frozen by this lease | may be written in place |
 
-A lease is plain state: only the cache changes it. It knows no session and no socket.
+Leases share blocks: committed ones with anybody, private ones with their forks. A private block has
+at most one lease that writes it; the others have *borrowed* it and copy it before they do (I5). A
+lease is plain state: only the cache changes it. It knows no session and no socket.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tierd.block import Block, BlockHash
+from tierd.block import Block, BlockHash, State
+
+
+@dataclass(slots=True)
+class Away:
+    """One block of a suspended lease: where it lies below the top tier, and its name if it has one.
+
+    `lost`: its bytes did not arrive there.
+    """
+
+    level: int
+    block: Block
+    key: BlockHash | None
+    lost: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether the place (still) holds what it was meant to."""
+        return not self.lost and self.block.key == self.key
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +50,9 @@ class Lease:
     room: int = 0  # tokens it has places for
     shortened: bool = False  # since the last notify
     released: bool = False
+    borrowed: set[Block] = field(default_factory=set)  # private ones that it may not write
+    tails: dict[int, BlockHash] = field(default_factory=dict)  # by group: the name of a used part
+    away: Sequence[Sequence[Away | None]] | None = None  # by group, while it is suspended
     parked: list[tuple[int, Block]] = field(default_factory=list)  # `(group, block)`, see below
     notify: Callable[["Lease"], None] | None = field(default=None, repr=False)
 
@@ -37,3 +60,10 @@ class Lease:
     def ready(self) -> bool:
         """Whether every block of the hit has its bytes."""
         return not any(self.loading)
+
+    def may_write(self, block: Block | None) -> bool:
+        """Whether the block is this lease's to write in place: nobody else holds what it borrowed
+        once the others are gone."""
+        if block is None or block.state is not State.PRIVATE:
+            return False
+        return block not in self.borrowed or block.ref_cnt == 1

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from storage.base import BlockStore
-from tierd.block import HASH_NBYTES, BlockHash, BlockId
+from tierd.block import BlockId
 from tierd.daemon.cache import TieredCache
+from tierd.daemon.tag import unpack as tag_names
 from tierd.daemon.tier import Tier
 from tierd.daemon.transfer import StoreTransfer
 from tierd.daemon.upkeep import Upkeep
@@ -56,9 +57,8 @@ class Namespace:
         for number, (block_id, tag) in enumerate(await store.recover()):
             if number % _ADOPT == _ADOPT - 1:
                 await asyncio.sleep(0)
-            key, parent = BlockHash(tag[:HASH_NBYTES]), BlockHash(tag[HASH_NBYTES:])
-            if len(tag) in (HASH_NBYTES, 2 * HASH_NBYTES):
-                adopted += pool.adopt(BlockId(block_id), key, parent or None)
+            if (named := tag_names(tag)) is not None:
+                adopted += pool.adopt(BlockId(block_id), *named)
         return adopted
 
     def _pause(self, level: int) -> None:

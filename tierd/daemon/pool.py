@@ -7,7 +7,8 @@ Each place is in exactly one of five states, and the states sum to the capacity 
                                      LOADING -failed-> PRIVATE -unpin-> FREE
                      PRIVATE -quarantine-> QUARANTINED -thaw-> FREE
 
-The policy orders every findable (loading or committed) block; which of them may go is decided here:
+A findable block has a key, the name of all tokens up to its end, and is found by the names of the
+granules inside it too. The policy orders every findable (loading or committed) block; which of them may go is decided here:
 committed ones that nobody holds. The pool knows no bytes, no media and no other pool.
 """
 
@@ -27,6 +28,7 @@ class BlockPool:
         self._blocks: dict[BlockId, Block] = {}
         self._free: list[Block] = []  # every free block, and some adopted since: see `allocate`
         self._findable: dict[BlockHash, Block] = {}
+        self._inner: dict[BlockHash, Block] = {}  # by the names of granules inside a block
         self._counts = [0] * len(State)
 
     @property
@@ -46,6 +48,13 @@ class BlockPool:
         """The loading or committed block of that name."""
         return self._findable.get(key)
 
+    def covering(self, name: BlockHash) -> Block | None:
+        """A loading or committed block that holds all up to the granule `name`, and maybe more.
+
+        Of several, the one published last: when that is gone, the others have only their keys.
+        """
+        return self._findable.get(name) or self._inner.get(name)
+
     def allocate(self, n: int) -> list[Block]:
         """Take `n` free places, private, with one reference each.
 
@@ -62,10 +71,17 @@ class BlockPool:
                 taken.append(block)
         return taken
 
-    def load(self, block: Block, key: BlockHash, parent: BlockHash | None, access: Access) -> None:
+    def load(
+        self,
+        block: Block,
+        key: BlockHash,
+        parent: BlockHash | None,
+        access: Access,
+        inner: Sequence[BlockHash] = (),
+    ) -> None:
         """Make a private block findable as `key` before its bytes are there."""
         assert key not in self._findable, f"{key.hex()} is findable already"
-        self._publish(block, key, parent, access, State.LOADING)
+        self._publish(block, key, parent, inner, access, State.LOADING)
 
     def landed(self, block: Block) -> None:
         """The bytes of a loading block are there."""
@@ -78,7 +94,12 @@ class BlockPool:
         self.forget(block)
 
     def commit(
-        self, block: Block, key: BlockHash, parent: BlockHash | None, access: Access
+        self,
+        block: Block,
+        key: BlockHash,
+        parent: BlockHash | None,
+        access: Access,
+        inner: Sequence[BlockHash] = (),
     ) -> bool:
         """Freeze a private block as `key`.
 
@@ -87,10 +108,17 @@ class BlockPool:
         """
         if key in self._findable:
             return False
-        self._publish(block, key, parent, access, State.COMMITTED)
+        assert block.state is State.PRIVATE, f"block {block.block_id} is {block.state}"
+        self._publish(block, key, parent, inner, access, State.COMMITTED)
         return True
 
-    def adopt(self, block_id: BlockId, key: BlockHash, parent: BlockHash | None) -> bool:
+    def adopt(
+        self,
+        block_id: BlockId,
+        key: BlockHash,
+        parent: BlockHash | None,
+        inner: Sequence[BlockHash] = (),
+    ) -> bool:
         """Take up a block that a former life left in the place `block_id`, as the newest.
 
         False, and nothing changes, if there is no such free place or the name is known already.
@@ -98,7 +126,7 @@ class BlockPool:
         block = self._blocks.get(block_id)
         if block is None or block.state is not State.FREE or key in self._findable:
             return False
-        self._publish(block, key, parent, Access(0.0), State.COMMITTED)
+        self._publish(block, key, parent, inner, Access(0.0), State.COMMITTED)
         return True
 
     def forget(self, block: Block) -> None:
@@ -155,15 +183,18 @@ class BlockPool:
         self._release(block)
 
     def quarantine(self, block: Block) -> None:
-        """Keep a private block, whoever held it, from use until `thaw`."""
+        """Let go of a private block, which is not used again before `thaw`."""
         assert block.state is State.PRIVATE, f"block {block.block_id} is {block.state}"
-        block.ref_cnt = 0
         self._move(block, State.QUARANTINED)
+        self.unpin(block)
 
     def thaw(self, block: Block) -> None:
-        """Nobody can write the quarantined block any more: it is free."""
+        """Nobody can write the quarantined block any more: it is free once nobody reads it."""
         assert block.state is State.QUARANTINED, f"block {block.block_id} is {block.state}"
-        self._release(block)
+        if block.ref_cnt:
+            self._move(block, State.PRIVATE)
+        else:
+            self._release(block)
 
     def grow(self, ids: Iterable[int]) -> None:
         """Take new places, free."""
@@ -189,17 +220,28 @@ class BlockPool:
         return iter(self._blocks.values())
 
     def _publish(
-        self, block: Block, key: BlockHash, parent: BlockHash | None, access: Access, state: State
+        self,
+        block: Block,
+        key: BlockHash,
+        parent: BlockHash | None,
+        inner: Sequence[BlockHash],
+        access: Access,
+        state: State,
     ) -> None:
-        block.key, block.parent = key, parent
+        block.key, block.parent, block.inner = key, parent, inner
         self._findable[key] = block
+        for name in inner:
+            self._inner[name] = block
         self._policy.insert(key, parent, access)
         self._move(block, state)
 
     def _unpublish(self, block: Block) -> None:
         assert block.key is not None, f"block {block.block_id} has no name"
         del self._findable[block.key]
-        block.key = block.parent = None
+        for name in block.inner:
+            if self._inner.get(name) is block:
+                del self._inner[name]
+        block.key, block.parent, block.inner = None, None, ()
 
     def _release(self, block: Block) -> None:
         self._move(block, State.FREE)

@@ -4,6 +4,7 @@ The planner emits copies as if each were instant. Here each waits for
 
     read after write    the copy that fills its source      (and fails if that one fails)
     write after read    the copies that still read its target
+    write after write   the copy that fills its target, for whoever gave the place up
 
 and for nothing else, so there is no lock, a device hit waits for nobody, and a place may change
 hands while its old bytes are still on their way out. Copies that may run are grouped by route and
@@ -20,6 +21,7 @@ from itertools import groupby
 
 from storage.base import BlockFault, BlockStore, MemoryStore, Row
 from tierd.daemon.copy import Copy, Outcome, Place, Settle
+from tierd.daemon.tag import pack
 
 log = logging.getLogger("tierd.transfer")
 
@@ -38,6 +40,7 @@ class _Step:
     waits: int = 0
     doomed: bool = False
     begun: bool = False
+    cancelled: bool = False  # and settled so
     ended: bool = False
     then: list[tuple["_Step", bool]] = field(default_factory=list)  # True: reads what this writes
 
@@ -77,9 +80,17 @@ class StoreTransfer:
     def cancel(self, place: Place) -> None:
         """See `Transfer.cancel`."""
         step = self._writers.get(place)
-        if step is not None and not step.begun:
-            self._end(step, Outcome.CANCELLED)
+        if step is not None and not step.begun and not step.cancelled:
+            self._cancel(step)
             self._wake()
+
+    def _cancel(self, step: _Step) -> None:
+        """Settle a step now. It keeps its turn, for those who wait for it: others may be writing
+        the same place still."""
+        step.cancelled = True
+        step.settle(Outcome.CANCELLED)
+        if not step.waits:
+            self._end(step, Outcome.CANCELLED)
 
     def when_idle(self, places: Iterable[Place], call: Callable[[], None]) -> bool:
         """True if nothing reads or writes `places`; else `call` once nothing does."""
@@ -113,16 +124,18 @@ class StoreTransfer:
     async def close(self) -> None:
         """Settle what has not begun as cancelled, and wait for the rest."""
         for step in list(self._writers.values()):
-            if not step.begun and not step.ended:
-                self._end(step, Outcome.CANCELLED)
+            if not step.begun and not step.ended and not step.cancelled:
+                self._cancel(step)
         await self.drain()
 
     def _enter(self, copy: Copy, settle: Settle) -> None:
         source, target = copy.source, copy.target
         step = _Step(copy, partial(settle, copy), source, target)
-        assert target not in self._writers, f"two copies write {target}"
         if (writer := self._writers.get(source)) is not None:
             writer.then.append((step, True))
+            step.waits += 1
+        if (writer := self._writers.get(target)) is not None:
+            writer.then.append((step, False))
             step.waits += 1
         for reader in self._readers.get(target, ()):
             reader.then.append((step, False))
@@ -224,19 +237,21 @@ class StoreTransfer:
         step.ended = True
         if step.source is not None and step.target is not None:
             self._leave(step, step.source, step.target)
-        step.settle(outcome)
+        if not step.cancelled:
+            step.settle(outcome)
         for after, reads in step.then:
             after.waits -= 1
             after.doomed |= reads and outcome is not Outcome.DONE
             if after.waits or after.ended:
                 continue
-            if after.copy is None or after.doomed:
-                self._end(after, Outcome.FAILED)
+            if after.copy is None or after.doomed or after.cancelled:
+                self._end(after, Outcome.CANCELLED if after.cancelled else Outcome.FAILED)
             else:
                 self._runnable.append(after)
 
     def _leave(self, step: _Step, source: Place, target: Place) -> None:
-        del self._writers[target]
+        if self._writers[target] is step:
+            del self._writers[target]
         readers = self._readers[source]
         readers.remove(step)
         if not readers:
@@ -260,5 +275,5 @@ def _report(verb: str, fault: BlockFault) -> None:
 
 
 def tag_of(copy: Copy) -> bytes:
-    """What is kept with a block so that a restart can find it: its name, then its parent's."""
-    return bytes(copy.key) + bytes(copy.parent or b"")
+    """What is kept with a block so that a restart can find it."""
+    return b"" if copy.private else pack(copy.key, copy.parent, copy.dst.inner)
