@@ -28,10 +28,13 @@ MIX = {  # how often a seeded run does what
     Engines.reclaim: 2,
     Engines.prefetch: 2,
     Engines.save: 1,
+    Engines.compact: 3,
+    Engines.a_vacancy_ends: 4,
 }
 RARE = (
     *("promoted", "demoted", "dropped", "failed", "lost", "out_of_blocks", "copied_on_write"),
-    *("forks", "part", "published", "refused", "suspended", "resumed whole", "resumed shorter"),
+    *("forks", "part", "published", "refused", "suspended", "resumed whole"),
+    *("moved", "vacated"),
 )
 
 

@@ -9,6 +9,7 @@ run. This is arithmetic: the memory itself is the daemon's.
 """
 
 from collections.abc import Hashable
+from itertools import groupby
 
 EXTENT_NBYTES = 2 << 20
 
@@ -50,6 +51,35 @@ class Arena:
                 self._owners[extent] = None
         return None
 
+    def runs(self, owner: Hashable) -> list[tuple[int, int]]:
+        """`(first, past the last)` extent of each run of `owner`."""
+        runs, start = [], 0
+        for same, extents in groupby(self._owners):
+            stop = start + sum(1 for _ in extents)
+            if same == owner:
+                runs.append((start, stop))
+            start = stop
+        return runs
+
+    def leaving(self, owner: Hashable, block_nbytes: int, start: int, stop: int) -> list[int]:
+        """The block ids that `owner` would lose with its extents `start` to `stop`, of one run."""
+        held = self._ids(owner, block_nbytes, start)
+        first, last = start, stop
+        while first and self._owners[first - 1] == owner:
+            first -= 1
+        while last < len(self._owners) and self._owners[last] == owner:
+            last += 1
+        kept = (
+            set(self._whole(first, start, block_nbytes)),
+            set(self._whole(stop, last, block_nbytes)),
+        )
+        return [block_id for block_id in held if block_id not in kept[0] | kept[1]]
+
+    def give_back(self, owner: Hashable, start: int, stop: int) -> None:
+        """`owner` gives its extents `start` to `stop` back; see `leaving`."""
+        assert all(of == owner for of in self._owners[start:stop]), "these extents are another's"
+        self._owners[start:stop] = [None] * (stop - start)
+
     def release(self, owner: Hashable) -> None:
         """Take back every extent of `owner`."""
         self._owners = [None if of == owner else of for of in self._owners]
@@ -78,5 +108,9 @@ class Arena:
             first -= 1
         while last < len(self._owners) and self._owners[last] == owner:
             last += 1
+        return self._whole(first, last, block_nbytes)
+
+    def _whole(self, first: int, last: int, block_nbytes: int) -> range:
+        """Blocks whole inside extents `first` to `last`."""
         start, stop = first * self.extent_nbytes, last * self.extent_nbytes
         return range(-(-start // block_nbytes), stop // block_nbytes)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from policies.base import Access
 from tierd.block import Block, BlockHash, State
 from tierd.daemon.chain import TierChain
+from tierd.daemon.compaction import Compaction
 from tierd.daemon.copy import Copy, Transfer
 from tierd.daemon.lease import Lease
 from tierd.daemon.loads import Loads
@@ -55,6 +56,7 @@ class TieredCache:
         self.chain = TierChain(layout, tiers)
         self.match = PrefixMatch(layout, tiers)
         self.loads = Loads(self.chain, transfer)
+        self.compaction = Compaction(self.chain, self.loads)
         self._suspension = Suspension(self.chain, self.loads)
         self._pools = tiers[0].pools
         self._sizes = [group.block_size for group in layout.groups]
@@ -262,7 +264,9 @@ class TieredCache:
         for group, blocks in enumerate(found):
             used = [(level, block) for _, level, block in blocks]
             used += [part] if (part := parts[group]) is not None else []
-            self.chain.fetch(group, [(lv, b) for lv, b in used if lv > 1][:limit], access)
+            above = [tier.pools[group] for tier in self.chain.tiers[:2]]
+            below = [(lv, b) for lv, b in used if b.key and not any(p.get(b.key) for p in above)]
+            self.chain.fetch(group, below[:limit], access)
         self._unpin(found, parts)
         return self.loads.emit()
 

@@ -42,7 +42,7 @@ class TierChain:
             self.tiers[level].starved()
             raise self._shortage(level, need) from None
         for group, chosen in enumerate(victims):
-            self._evict(level, group, chosen, access)
+            self.evict(level, group, chosen, access)
         return [self.tiers[level].pools[g].allocate(n) for g, n in enumerate(need)]
 
     def _choose(self, level: int, group: int, n: int) -> list[Block]:
@@ -69,7 +69,7 @@ class TierChain:
         while pool.num_free < n and not tier.paused and (ids := tier.grow(group)) is not None:
             pool.grow(ids)
 
-    def _evict(self, level: int, group: int, victims: Sequence[Block], access: Access) -> None:
+    def evict(self, level: int, group: int, victims: Sequence[Block], access: Access) -> None:
         """Evict `victims`, first saving to the tier below those it lacks and has room for."""
         if not victims:
             return
@@ -101,7 +101,7 @@ class TierChain:
         spare = islice(below.evictable(), max(0, len(blocks) - below.num_free))
         fits = min(len(blocks), below.num_free + sum(1 for _ in spare))
         victims = below.victims(max(0, fits - below.num_free))
-        self._evict(to, group, victims, access)
+        self.evict(to, group, victims, access)
         for block, place in zip(blocks[len(blocks) - fits :], below.allocate(fits), strict=True):
             if pin:
                 pool.pin(block)
@@ -221,6 +221,11 @@ class TierChain:
             known = self.tiers[coldest].pools[group].get
             if block.state is State.COMMITTED and block.key and known(block.key) is None:
                 self._copy_down(level, group, [block], coldest, access, pin=True)
+
+    def copy_within(self, group: int, level: int, source: Block, target: Block) -> Copy:
+        """Plan the pinned `source` into another, private place of its pool, to move there."""
+        self.counts.moved += 1
+        return self._plan(group, level, source, level, target, holds=True, private=True)
 
     def _plan(
         self,

@@ -13,6 +13,7 @@ from tierd.daemon.chain import TierChain
 from tierd.daemon.copy import Copy, Outcome, Place, Transfer
 from tierd.daemon.lease import Lease
 from tierd.daemon.match import first_block
+from tierd.daemon.pool import BlockPool
 from tierd.errors import OutOfBlocks
 
 
@@ -24,12 +25,13 @@ class Loads:
         self._sizes = [group.block_size for group in chain.layout.groups]
         self._waiters: dict[Block, list[tuple[Lease, int]]] = {}
         self._filling: dict[Block, Copy] = {}  # private places, and the copy that counts
+        self._moving: set[Copy] = set()  # within a pool
         self.access = Access(0.0)  # the latest
 
     @property
     def idle(self) -> bool:
         """Whether nobody waits for anything."""
-        return not self._waiters and not self._filling
+        return not self._waiters and not self._filling and not self._moving
 
     def emit(self) -> list[Copy]:
         """Have the planned copies carried out; returns them."""
@@ -49,6 +51,10 @@ class Loads:
             self.wait(lease, copy.group, copy.dst)
         else:
             self._waiters[copy.dst] = [(lease, copy.group)]
+
+    def move(self, copy: Copy) -> None:
+        """`copy` goes from one place of a pool to another of it; nobody waits for it."""
+        self._moving.add(copy)
 
     def drop(self, lease: Lease, group: int, block: Block, level: int = 0) -> None:
         """A lease lets go of a block; the last to wait for a load cancels it."""
@@ -82,6 +88,10 @@ class Loads:
             src_pool.unpin(copy.src)
         if outcome not in (Outcome.DONE, Outcome.CANCELLED):
             counts.failed += 1
+        if copy in self._moving:
+            self._moving.remove(copy)
+            _move(src_pool, copy, outcome)
+            return
         if not copy.private:
             pool = tiers[copy.dst_level].pools[copy.group]
             (pool.landed if outcome is Outcome.DONE else pool.failed)(copy.dst)
@@ -163,6 +173,15 @@ class Loads:
             for index in gaps:
                 lease.tables[group][index] = rooms[group].pop()
         self.emit()
+
+
+def _move(pool: BlockPool, copy: Copy, outcome: Outcome) -> None:
+    """A block has been copied within its pool: it moves, unless somebody holds it meanwhile."""
+    src, still = copy.src, copy.src.state is State.COMMITTED and copy.src.key == copy.key
+    if outcome is Outcome.DONE and still and src.ref_cnt == 0:
+        pool.relocate(src, copy.dst)
+    else:
+        pool.unpin(copy.dst)
 
 
 def _spoil(lease: Lease, group: int, block: Block) -> None:

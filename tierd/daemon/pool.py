@@ -26,7 +26,7 @@ class BlockPool:
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
         self._blocks: dict[BlockId, Block] = {}
-        self._free: list[Block] = []  # every free block, and some adopted since: see `allocate`
+        self._free: list[Block] = []  # every free block, and some adopted or given back since
         self._findable: dict[BlockHash, Block] = {}
         self._inner: dict[BlockHash, Block] = {}  # by the names of granules inside a block
         self._counts = [0] * len(State)
@@ -65,7 +65,7 @@ class BlockPool:
         taken: list[Block] = []
         while len(taken) < n:
             block = self._free.pop()
-            if block.state is State.FREE:
+            if block.state is State.FREE and self._blocks.get(block.block_id) is block:
                 block.ref_cnt = 1
                 self._move(block, State.PRIVATE)
                 taken.append(block)
@@ -196,6 +196,27 @@ class BlockPool:
         else:
             self._release(block)
 
+    def relocate(self, src: Block, dst: Block) -> None:
+        """The committed block `src`, which nobody holds, lies in `dst` now, a private place of the
+        caller's; the old place leaves the pool. Whoever looks for it finds one or the other."""
+        assert src.state is State.COMMITTED, f"block {src.block_id} is {src.state}"
+        assert src.ref_cnt == 0, f"block {src.block_id} is held {src.ref_cnt} times"
+        assert dst.state is State.PRIVATE, f"block {dst.block_id} is {dst.state}"
+        assert src.key is not None, f"block {src.block_id} has no name"
+        dst.key, dst.parent, dst.inner, dst.ref_cnt = src.key, src.parent, src.inner, 0
+        self._findable[src.key] = dst
+        for name in src.inner:
+            if self._inner.get(name) is src:
+                self._inner[name] = dst
+        src.key, src.parent, src.inner = None, None, ()
+        self._move(dst, State.COMMITTED)
+        self._move(src, State.FREE)
+        self.shrink([src.block_id])
+
+    def at(self, block_id: int) -> Block | None:
+        """The block in that place, if it is one of the pool's."""
+        return self._blocks.get(BlockId(block_id))
+
     def grow(self, ids: Iterable[int]) -> None:
         """Take new places, free."""
         for number in ids:
@@ -208,12 +229,10 @@ class BlockPool:
 
     def shrink(self, ids: Iterable[int]) -> None:
         """Give free places back."""
-        gone = {BlockId(number) for number in ids}
-        for block_id in gone:
+        for block_id in map(BlockId, ids):
             assert self._blocks[block_id].state is State.FREE, f"block {block_id} is not free"
             del self._blocks[block_id]
             self._counts[State.FREE] -= 1
-        self._free = [block for block in self._free if block.block_id not in gone]
         self._policy.resize(self.capacity)
 
     def __iter__(self) -> Iterator[Block]:

@@ -52,6 +52,7 @@ class Counts:
     blocks_hit: list[int] = field(default_factory=list)  # by level
     promoted: int = 0
     copied_on_write: int = 0
+    moved: int = 0  # within a pool
     forks: int = 0
     suspended: int = 0
     demoted: int = 0

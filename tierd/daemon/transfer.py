@@ -190,6 +190,8 @@ class StoreTransfer:
         self.blocks_moved[route] = self.blocks_moved.get(route, 0) + len(copies)
         if isinstance(target, MemoryStore):
             return await self._read(source, copies, target.rows(_ids(copies, "dst")))
+        if source is target:
+            return await self._copy_within(source, copies)
         if isinstance(source, MemoryStore):
             return await self._write(target, copies, source.rows(_ids(copies, "src")))
         return await self._stage(source, target, copies)
@@ -215,6 +217,24 @@ class StoreTransfer:
                 self._on_full(copies[0].dst_level)
             return {c: Outcome.FAILED for c in copies if c.dst.block_id in fault.failed}
         return {}
+
+    async def _copy_within(
+        self, store: BlockStore, copies: Sequence[Copy]
+    ) -> dict[Copy, Outcome]:
+        """Move blocks of a medium within it, tags and all: the store knows how."""
+        ended = await asyncio.gather(
+            *(store.copy(copy.src.block_id, copy.dst.block_id) for copy in copies),
+            return_exceptions=True,
+        )
+        failed = {}
+        for copy, error in zip(copies, ended, strict=True):
+            if isinstance(error, BlockFault):
+                _report("copy", error)
+                lost = copy.src.block_id in error.failed
+                failed[copy] = Outcome.LOST if lost else Outcome.FAILED
+            elif error is not None:
+                raise error
+        return failed
 
     async def _stage(
         self, source: BlockStore, target: BlockStore, copies: Sequence[Copy]
