@@ -44,16 +44,17 @@ class TieredCache:
         room: int,
         access: Access,
         notify: Notify | None = None,
+        most: int | None = None,
     ) -> Lease:
         """Lease places for `room` tokens, the longest hit of a prompt of `num_tokens` in place or
-        on its way.
+        on its way; at most `most` tokens of it.
 
         Raises OutOfBlocks, nothing changed, if the top tier cannot hold it; LeaseError if a hash
         is named twice.
         """
         check_names(hashes)
         self._access = access
-        hit = self.match.hit(hashes, num_tokens)
+        hit = self.match.hit(hashes, num_tokens if most is None else min(num_tokens, most + 1))
         found = [self.match.find(group, hashes, hit) for group in range(len(self._sizes))]
         self._pin(found)
         need = [
@@ -134,13 +135,19 @@ class TieredCache:
         return self._emit()
 
     def prefetch(
-        self, hashes: Sequence[BlockHash], num_tokens: int, limit: int, access: Access
+        self,
+        hashes: Sequence[BlockHash],
+        num_tokens: int,
+        limit: int,
+        access: Access,
+        start: int = 0,
     ) -> list[Copy]:
-        """Bring what a prompt would hit from further below into host memory, at most `limit` blocks
-        that are not there yet; returns the copies begun. It evicts nothing that would be missed.
+        """Bring what a prompt would hit, from `start` on, from further below into host memory, at
+        most `limit` blocks that are not there yet; returns the copies begun. It evicts nothing that
+        would be missed.
         """
-        hit = self.match.hit(hashes, num_tokens)
-        found = [self.match.find(group, hashes, hit) for group in range(len(self._sizes))]
+        hit = self.match.hit(hashes, num_tokens, start)
+        found = [self.match.find(group, hashes, hit, start) for group in range(len(self._sizes))]
         self._pin(found)  # of the hit nothing gives way to the rest of it
         for group, blocks in enumerate(found):
             below = [(level, block) for _, level, block in blocks if level > 1][:limit]

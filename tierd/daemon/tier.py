@@ -51,6 +51,7 @@ class Counts:
     tokens_hit: int = 0
     blocks_hit: list[int] = field(default_factory=list)  # by level
     promoted: int = 0
+    prefetched: int = 0
     demoted: int = 0
     dropped: int = 0  # evicted with no copy left below
     failed: int = 0
