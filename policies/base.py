@@ -4,6 +4,9 @@ An eviction policy never sees a block, a byte or a reference count, and has no c
 The pool tells it what happened (`insert`, `touch`, `remove`) and asks whom it would give up first
 (`victims`); which of those may really go is the pool's business. `victims` changes nothing, so a
 failed allocation changes nothing. The pool then says `evict(key)` for each one it gave up.
+
+A prefetch policy is told the requests' paths and guesses how later ones go on; whether that is
+worth a copy, or possible, is the daemon's business.
 """
 
 from abc import ABC, abstractmethod
@@ -62,6 +65,26 @@ class EvictionPolicy(ABC):
     def evict(self, key: Key) -> None:
         """The pool gave up `key`, one of `victims()`. Ghost lists remember it here."""
         self.remove(key)
+
+
+class PrefetchPolicy(ABC):
+    """A guess at what comes after a request, from the requests before it."""
+
+    @abstractmethod
+    def record(self, path: Sequence[Key], access: Access) -> None:
+        """A request has used `path`: keys in token order, each the parent of the next.
+
+        A long one comes in pieces, the tail first, each beginning with the key that the piece
+        before it ends with. Two requests that share a key share all before it.
+        """
+
+    @abstractmethod
+    def wanted(self, path: Sequence[Key]) -> Iterator[Sequence[Key]]:
+        """Yield what may be wanted soon after a request for `path`, the likeliest first: keys that
+        go on from its end, in token order. Changes nothing.
+
+        Valid until the next `record`. Which of them are resident already it does not know.
+        """
 
 
 class BlockSizePolicy(ABC):

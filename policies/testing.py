@@ -1,8 +1,8 @@
-"""The promises of an eviction policy as tests, shipped for whoever writes one.
+"""The promises of policies as tests, shipped for whoever writes one.
 
-Subclass `PolicyTests`, supply `make`, and pytest runs them all on your policy. They check what the
-pool relies on and nothing else: which key goes first is the policy's own affair, so is what it
-remembers of keys that are gone. Needs pytest and hypothesis.
+Subclass `PolicyTests` (eviction) or `PrefetchPolicyTests`, supply `make`, and pytest runs them all
+on your policy. They check what the daemon relies on and nothing else: which key goes first is the
+policy's own affair, so is what it remembers of keys that are gone. Needs pytest and hypothesis.
 """
 
 import random
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.base import Access, EvictionPolicy, Key
+from policies.base import Access, EvictionPolicy, Key, PrefetchPolicy
 
 _OPERATIONS = ("insert", "insert", "insert", "touch", "touch", "evict", "remove", "resize", "peek")
 
@@ -181,3 +181,65 @@ class _Model:
     def peek(self, access: Access) -> None:
         """Look at one victim, and let the iterator go."""
         next(self.policy.victims(), None)
+
+
+class PrefetchPolicyTests(ABC):
+    """The conformance suite of `PrefetchPolicy`.
+
+    Requests are paths of a tree of numbers: n's parent is (n - 1) // 2.
+    """
+
+    @abstractmethod
+    def make(self, memory: int) -> PrefetchPolicy:
+        """A new policy of the kind under test, that remembers some `memory` keys and no more."""
+
+    def test_a_new_policy_wants_nothing(self) -> None:
+        assert list(self.make(8).wanted([1, 2])) == []
+        assert list(self.make(8).wanted([])) == []
+
+    def test_what_is_wanted_goes_on_from_the_end_as_requests_did(self) -> None:
+        # Made here, not a decorated method: hypothesis objects to one test run by many classes.
+        @settings(deadline=None, database=None)
+        @given(st.integers(1, 40), st.lists(st.integers(0, 40), max_size=40), st.integers(0, 40))
+        def check(memory: int, requests: list[int], asked: int) -> None:
+            policy, told = self.make(memory), set[int]()
+            for time, number in enumerate(requests):
+                policy.record(_branch(number), Access(float(time)))
+                told.update(_branch(number))
+            before = [list(keys) for keys in policy.wanted(_branch(asked))]
+            for keys in before:
+                assert keys, "nothing is no guess"
+                for parent, key in zip([asked, *keys], keys, strict=False):
+                    assert key in told
+                    assert (key - 1) // 2 == parent
+            assert [list(keys) for keys in policy.wanted(_branch(asked))] == before, "it changed"
+
+        check()
+
+    def test_guesses_are_made_only_as_they_are_asked_for(self) -> None:
+        assert isinstance(self.make(8).wanted([1]), Iterator)
+
+    @pytest.mark.parametrize("keys", [[7, -1, 2**80], [b"", b"\x00", b"\xff"], ["x", None, (0,)]])
+    def test_keys_of_a_guess_are_opaque(self, keys: list[Key]) -> None:
+        policy = self.make(8)
+        policy.record(keys, Access(0.0))
+        for guess in policy.wanted(keys[:1]):
+            assert set(guess) <= set(keys)
+
+    def test_what_it_remembers_is_bounded(self) -> None:
+        policy = self.make(1000)
+        tracemalloc.start()
+        try:
+            for start in range(0, 100_000, 100):
+                policy.record([object() for _ in range(100)], Access(float(start)))
+            kept = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert kept < 1_000_000, f"{kept} bytes are kept, of 100,000 keys, for 1,000"
+
+
+def _branch(number: int) -> list[int]:
+    path = [number]
+    while path[-1] > 0:
+        path.append((path[-1] - 1) // 2)
+    return path[::-1]

@@ -22,7 +22,7 @@ from zarr.storage import LocalStore
 
 from storage.base import Durability, Row
 from storage.ssd_store import SsdStore
-from tierd.daemon.transfer import BATCH
+from tierd.daemon.route import BATCH, batch_size
 
 THREADS = 4
 CALLS = 2  # of the store, each as large as StoreTransfer's: never fewer than one is under way
@@ -66,6 +66,7 @@ class SlabDisk:
     def __init__(self, store: SsdStore, data: Sequence[Row], order: Sequence[int]) -> None:
         self._store, self._data, self._order = store, data, order
         self._runner = asyncio.Runner()
+        self._batch = batch_size(store.block_nbytes, memories=1)
 
     def write(self) -> None:
         self._runner.run(self._calls(self._write))
@@ -74,11 +75,11 @@ class SlabDisk:
         self._runner.run(self._calls(self._read))
 
     async def _calls(self, call: Callable[[list[int], list[Row]], object]) -> None:
-        starts = iter(range(0, len(self._order), BATCH))
+        starts = iter(range(0, len(self._order), self._batch))
 
         async def worker() -> None:
             for at in starts:
-                ids = list(self._order[at : at + BATCH])
+                ids = list(self._order[at : at + self._batch])
                 blocks = [self._data[i % len(self._data)] for i in range(at, at + len(ids))]
                 await call(ids, blocks)  # type: ignore[misc]
 
@@ -145,7 +146,7 @@ class ZarrDisk:
 
 def measure(report: BenchReport, folder: Path, quick: bool) -> None:
     """Write and read at each size, then stock zarr, then what durability costs."""
-    report.heading(f"SSD store, checksums and catalog on, {BATCH} blocks a call, MB/s")
+    report.heading(f"SSD store, checksums and catalog on, up to {BATCH} blocks a call, MB/s")
     for kib in BARS:
         for run, name in ((RUN, "in runs"), (1, "scattered")):
             _against_raw(report, folder / f"raw-{kib}", kib, f"{kib} KiB {name}", run, quick)

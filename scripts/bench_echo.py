@@ -1,8 +1,12 @@
-"""A C program that answers what it is sent, and one that asks: the least a round trip can take."""
+"""A C program that answers what it is sent, and one that asks: the least a round trip can take.
+
+Beside it a server of asyncio's that does no more: the least that an event loop adds.
+"""
 
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,16 +69,44 @@ int main(int argc, char **argv) {  /* echo PATH [NUMBER NBYTES] */
 }
 """
 
+LOOP = """
+import asyncio
+import sys
+
+
+class Echo(asyncio.BufferedProtocol):
+    def __init__(self):
+        self.buffer = memoryview(bytearray(1 << 16))
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def get_buffer(self, sizehint):
+        return self.buffer
+
+    def buffer_updated(self, nbytes):
+        self.transport.write(bytes(self.buffer[:nbytes]))
+
+
+async def main():
+    server = await asyncio.get_running_loop().create_unix_server(Echo, sys.argv[1])
+    print("ready", flush=True)
+    await server.serve_forever()
+
+
+asyncio.run(main())
+"""
+
 
 class Echo:
     """A running echo server."""
 
     def __init__(self, program: Path, path: Path) -> None:
-        self._program, self._path = program, path
+        self.program, self._path = program, path
 
     def ask(self, number: int, nbytes: int) -> float:
         """Median round trip of the C client, microseconds."""
-        command = [self._program, self._path, str(number), str(nbytes)]
+        command = [self.program, self._path, str(number), str(nbytes)]
         return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     def ask_from_python(self, number: int, nbytes: int) -> list[float]:
@@ -99,11 +131,25 @@ def echo(folder: Path) -> Iterator[Echo | None]:
     source, program, path = folder / "echo.c", folder / "echo", folder / "echo.sock"
     source.write_text(SOURCE)
     subprocess.run([compiler, "-O2", "-o", program, source], check=True)
-    server = subprocess.Popen([program, path], stdout=subprocess.PIPE, text=True)
+    with _serving([str(program), str(path)]):
+        yield Echo(program, path)
+
+
+@contextmanager
+def loop_echo(floor: Echo, folder: Path) -> Iterator[Echo]:
+    """The C client of `floor`, and a server that is an event loop."""
+    path = folder / "loop.sock"
+    with _serving([sys.executable, "-c", LOOP, str(path)]):
+        yield Echo(floor.program, path)
+
+
+@contextmanager
+def _serving(command: list[str]) -> Iterator[None]:
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         server.stdout.readline()
-        yield Echo(program, path)
+        yield
     finally:
         server.kill()
         server.wait()

@@ -19,7 +19,8 @@ from bench_rounds import Rounds, seconds
 from storage.base import Row
 from storage.device import CpuDeviceStore
 from storage.host import HostStore
-from tierd.daemon.transfer import BATCH, StoreTransfer
+from tierd.daemon.route import batch_size
+from tierd.daemon.transfer import StoreTransfer
 from tierd.shm import SharedMemory
 
 SIZES = (64, 256, 720)
@@ -39,6 +40,7 @@ class Tiers:
         self._order = shuffled(nbytes // block_nbytes)
         self._rows = [store.rows(self._order) for store in (device, host)]
         self._stores = (device, host)
+        self._batch = batch_size(block_nbytes, memories=2)
         self._transfer = StoreTransfer([[device], [host]], lambda level: None)
 
     def store(self, src: int, dst: int) -> None:
@@ -46,11 +48,11 @@ class Tiers:
         self._runner.run(self._calls(src, dst))
 
     async def _calls(self, src: int, dst: int) -> None:
-        starts = iter(range(0, len(self._order), BATCH))
+        starts = iter(range(0, len(self._order), self._batch))
 
         async def worker() -> None:
             for at in starts:
-                cut = slice(at, at + BATCH)
+                cut = slice(at, at + self._batch)
                 await self._stores[src].read(self._order[cut], self._rows[dst][cut])
 
         await asyncio.gather(*(worker() for _ in range(COPIERS)))

@@ -89,7 +89,7 @@ def _build(path: Path, root: BlockHash, tokens: Sequence[int], number: int) -> N
         os.truncate(file, geometry.file_nbytes)
     catalog = Catalog.open(path / "catalog.sqlite")
     assert catalog, "the catalog was sealed just now"
-    trailers = _trailers(range(PROMPT, number), catalog.last_seq() + 1)
+    trailers = _trailers(range(PROMPT, number), catalog.last_seq + 1)
     while batch := list(itertools.islice(trailers, 50_000)):
         catalog.put(name, batch)
     catalog.close()

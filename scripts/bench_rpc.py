@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from bench_echo import Echo, echo
+from bench_echo import Echo, echo, loop_echo
 from bench_engine import LAYOUT, prompt
 from bench_report import BenchReport, Figure
 from bench_rounds import Rounds
@@ -30,6 +31,9 @@ BAR = 2.5
 ROUNDS = 9  # the best counts: others can only add to a round trip
 BATCH = 32
 BLOCK = 16  # tokens
+LOOKUP_BAR = 1.5
+NAMES, DEPTH = 64, 16
+NO_REDIS = "no redis-server, or no package redis"
 
 
 def measure(report: BenchReport, on: Stage, quick: bool) -> None:
@@ -38,9 +42,11 @@ def measure(report: BenchReport, on: Stage, quick: bool) -> None:
     with connect(on.socket) as client, client.attach(LAYOUT) as pool:
         _fill(pool, 1)
         with _one_core(client.status()["pid"]), echo(on.folder) as floor:
-            _round_trips(report, pool, floor, 500 if quick else 2000)
-            _redis(report, on.folder, pool, 500 if quick else 2000)
-        _pipelined(report)
+            _round_trips(report, pool, floor, on.folder, 500 if quick else 2000)
+            with _redis_client(on.folder) as redis:
+                _get(report, redis, pool, 500 if quick else 2000)
+                report.heading(f"Lookups of {NAMES} names a message, {DEPTH} messages on their way")
+                _lookups(report, redis, pool, 50 if quick else 200)
         report.heading("Messages to the daemon")
         _decode(report, pool, "32 in step", [BLOCK] * BATCH)
         _decode(report, pool, "32 out of step", range(1, BATCH + 1))
@@ -67,7 +73,9 @@ def _fill(pool: Pool, seed: int) -> None:
         lease.commit(BLOCK)
 
 
-def _round_trips(report: BenchReport, pool: Pool, floor: Echo | None, number: int) -> None:
+def _round_trips(
+    report: BenchReport, pool: Pool, floor: Echo | None, folder: Path, number: int
+) -> None:
     call, empty_step = pool.client.call, protocol.dump_steps([])
     hit = prompt(1, BLOCK + 1)
     acquired: list[float] = []
@@ -93,37 +101,70 @@ def _round_trips(report: BenchReport, pool: Pool, floor: Echo | None, number: in
     if floor is None:
         report.skip("round trips", "no C compiler")
         return
-    asks = {
-        "C": lambda: floor.ask(number, protocol.HEADER.size),
-        "python": lambda: median(floor.ask_from_python(number, protocol.HEADER.size)),
-    }
-    rounds = Rounds({**measures, **asks}, ROUNDS)
+    with loop_echo(floor, folder) as loop:
+        asks = {
+            "C": lambda: floor.ask(number, protocol.HEADER.size),
+            "python": lambda: median(floor.ask_from_python(number, protocol.HEADER.size)),
+            "loop": lambda: loop.ask(number, protocol.HEADER.size),
+        }
+        rounds = Rounds({**measures, **asks}, ROUNDS)
     for what in measures:
         figure = Figure(what, rounds.best(what), rounds.best("C"), "µs", "C echo, C client")
         report.ratio_at_most(figure, BAR) if what == "minimal frame" else report.note(figure)
-    ours, floor_of_python = rounds.best("minimal frame"), rounds.best("python")
-    report.note(Figure("minimal frame", ours, floor_of_python, "µs", "C echo, Python socket"))
+    ours = rounds.best("minimal frame")
+    for peer, what in (("python", "C echo, Python socket"), ("loop", "asyncio echo, C client")):
+        report.note(Figure("minimal frame", ours, rounds.best(peer), "µs", what))
 
 
-def _redis(report: BenchReport, folder: Path, pool: Pool, number: int) -> None:
-    with _redis_client(folder) as client:
-        if client is None:
-            report.skip("minimal frame against redis-py GET", "none here")
-            return
-        client.set("key", b"value")  # type: ignore[attr-defined]
-        get: Callable[[str], object] = client.get  # type: ignore[attr-defined]
-        measures = {
-            "ours": lambda: _p50(lambda: pool.client.call(Op.RELEASE, b""), number),
-            "redis": lambda: _p50(lambda: get("key"), number),
-        }
-        rounds = Rounds(measures, ROUNDS)
-        ours, theirs = rounds.best("ours"), rounds.best("redis")
-        figure = Figure("minimal frame", ours, theirs, "µs", "redis-py GET")
-        report.ratio_at_most(figure, 1.0)
+def _get(report: BenchReport, redis: Any, pool: Pool, number: int) -> None:
+    if redis is None:
+        report.skip("minimal frame against redis-py GET", NO_REDIS)
+        return
+    redis.set("key", b"value")
+    measures = {
+        "ours": lambda: _p50(lambda: pool.client.call(Op.RELEASE, b""), number),
+        "redis": lambda: _p50(lambda: redis.get("key"), number),
+    }
+    rounds = Rounds(measures, ROUNDS)
+    ours, theirs = rounds.best("ours"), rounds.best("redis")
+    report.ratio_at_most(Figure("minimal frame", ours, theirs, "µs", "redis-py GET"), 1.0)
+
+
+def _lookups(report: BenchReport, redis: Any, pool: Pool, number: int) -> None:
+    """Where names that are all known lie, beside values of one byte that redis has."""
+    what = f"lookup of {NAMES} names"
+    if redis is None:
+        report.skip(what, NO_REDIS)
+        return
+    tokens = prompt(2, NAMES * BLOCK + 1)
+    with pool.acquire(tokens) as lease:
+        lease.wait()
+        lease.commit(NAMES * BLOCK)
+    names = pool.hashes(tokens)
+    redis.mset(dict.fromkeys(names, b"0"))
+
+    def ours() -> None:
+        for levels in pool.lookup_many([names] * DEPTH):
+            assert not levels.any()
+
+    def theirs() -> None:
+        pipeline = redis.pipeline(transaction=False)
+        for _ in range(DEPTH):
+            pipeline.mget(names)
+        for values in pipeline.execute():
+            assert len(values) == NAMES
+
+    def rate(call: Callable[[], None]) -> float:
+        """Thousands of messages a second."""
+        return DEPTH / _p50(call, number) * 1e3
+
+    rounds = Rounds({"ours": lambda: rate(ours), "redis": lambda: rate(theirs)}, ROUNDS)
+    best = (max(rounds.values[side]) for side in ("ours", "redis"))
+    report.at_least(Figure(what, *best, "k/s", "redis-py MGET"), LOOKUP_BAR)
 
 
 @contextmanager
-def _redis_client(folder: Path) -> Iterator[object | None]:
+def _redis_client(folder: Path) -> Iterator[Any]:
     """redis-py on a Unix socket to a server of our own, or None where either is missing."""
     server = shutil.which("redis-server")
     if server is None or importlib.util.find_spec("redis") is None:
@@ -142,11 +183,6 @@ def _redis_client(folder: Path) -> Iterator[object | None]:
     finally:
         process.kill()
         process.wait()
-
-
-def _pipelined(report: BenchReport) -> None:
-    what = "lookup of 64 hashes a message, pipelined"
-    report.skip(what, "the protocol offers none")
 
 
 def _decode(report: BenchReport, pool: Pool, name: str, lengths: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ import bench_disk
 import bench_hit
 import bench_loop
 import bench_memory
+import bench_overlap
 import bench_reopen
 import bench_rpc
 from bench_report import BenchReport
@@ -51,6 +52,7 @@ def perform(quick: bool, only: str) -> BenchReport:
         "memory": lambda: bench_memory.measure(report, quick),
         "rpc": lambda: with_daemon(bench_rpc.measure, report, quick),
         "hit": lambda: with_daemon(bench_hit.measure, report, quick),
+        "overlap": lambda: with_daemon(bench_overlap.measure, report, quick, start=False),
         "reopen": lambda: with_daemon(bench_reopen.measure, report, quick, start=False),
     }
     for name, bench in benches.items():

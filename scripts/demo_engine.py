@@ -84,7 +84,7 @@ class Engine:
         cache = DynamicCache(config=self._model.config)
         start = (time.perf_counter(), time.process_time())
         out = self._greedy(torch.tensor([ids]), 1, cache)
-        facts = _since(start)
+        facts = since(start)
         if num_tokens > 1:
             out = self._greedy(out, num_tokens - 1, cache)
         return {"tokens": out[0, len(ids) :].tolist(), **facts}
@@ -99,7 +99,7 @@ class Engine:
         prompt = torch.tensor([ids])
         start = (time.perf_counter(), time.process_time())
         out = generate(self._model, self._pool, prompt, max_new_tokens=num_tokens, do_sample=False)
-        return {**_since(start), "tokens": out[0, len(ids) :].tolist()}
+        return {**since(start), "tokens": out[0, len(ids) :].tolist()}
 
     def close(self) -> None:
         """Leave the daemon."""
@@ -107,13 +107,13 @@ class Engine:
             self._client.close()
 
 
-def _since(start: tuple[float, float]) -> dict[str, float]:
+def since(start: tuple[float, float]) -> dict[str, float]:
+    """Seconds of wall and of CPU since `start`, which has both."""
     return {"wall": time.perf_counter() - start[0], "cpu": time.process_time() - start[1]}
 
 
-def serve(folder: Path, socket: str) -> None:
+def serve(engine: Engine) -> None:
     """Answer requests `{"do": METHOD, ...}` until there are no more."""
-    engine = Engine(folder, socket)
     engine.attach()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
@@ -126,4 +126,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "prepare":
         prepare(Path(sys.argv[2]))
     else:
-        serve(Path(sys.argv[2]), sys.argv[3])
+        serve(Engine(Path(sys.argv[2]), sys.argv[3]))

@@ -139,12 +139,12 @@ class Stage:
         self.daemon.wait(60)
         return time.perf_counter() - begin
 
-    def start_engines(self, number: int) -> list[Engine]:
+    def start_engines(self, number: int, script: str = "demo_engine.py") -> list[Engine]:
         """Start engines beside each other; returns them when all have loaded and attached."""
         engines = [
             Engine(
                 self._start(
-                    f"engine-{index}", str(SCRIPTS / "demo_engine.py"), "serve", str(self.folder),
+                    f"engine-{index}", str(SCRIPTS / script), "serve", str(self.folder),
                     str(self.socket), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 )
             )

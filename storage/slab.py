@@ -11,7 +11,7 @@ The shard index is for foreign readers only. Nothing here does I/O.
 
 import errno
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -23,6 +23,7 @@ from storage.base import CorruptBlock, Row
 PAGE = 4096
 CRC_NBYTES = 4
 MAGIC = b"tierd\x00s1"
+MOST_A_CALL = 512  # slots of two pieces each: IOV_MAX
 EXTENTS_A_PAGE = 340  # of an ext4 extent tree
 _TRAILER = struct.Struct("<I8sQQQH")  # payload crc, magic, slot, seq, payload bytes, tag bytes
 _CRC = struct.Struct("<I")
@@ -72,6 +73,19 @@ class Geometry:
     def slots(self, slab: int) -> range:
         return range(slab * self.num_slots, (slab + 1) * self.num_slots)
 
+    def runs(self, slots: Sequence[int]) -> Iterator[slice]:
+        """Cut ascending slots where one call of the system ends: into neighbours in one slab."""
+        start = 0
+        for at in range(1, len(slots) + 1):
+            if (
+                at == len(slots)
+                or slots[at] != slots[at - 1] + 1
+                or slots[at] % self.num_slots == 0
+                or at - start == MOST_A_CALL
+            ):
+                yield slice(start, at)
+                start = at
+
 
 class Trailer(NamedTuple):
     """What a slot says of itself; also its row of the catalog."""
@@ -99,18 +113,26 @@ class Trailer(NamedTuple):
         return cls(slot, seq, crc, bytes(page[_TRAILER.size : end]))
 
 
+# What is known of a slot's trailer beforehand: its slot, seq, crc and tag, maybe as a plain tuple,
+# for there are millions of them.
+Proof = tuple[int, int, int, bytes]
+
+
 def seed_of(volume: str, array: str) -> int:
     """What a slot's trailer is checked with, so that no other array's slot passes for it."""
     return crc32c(f"{volume}/{array}".encode())
 
 
-def prove(page: bytes, payload: Row, slot: int, seq: int, crc: int, seed: int) -> Trailer:
-    """The trailer of a slot that holds what was written there at `seq`, else `CorruptBlock`."""
+def prove(page: bytes, payload: Row, proof: Proof, seed: int) -> Trailer:
+    """The trailer of a slot that holds what `proof` says of it, else `CorruptBlock`."""
+    slot, seq, crc, tag = proof
     trailer = Trailer.parse(page, payload.nbytes, seed)
     if trailer is None:
         raise CorruptBlock(errno.EIO, "its trailer does not hold together")
     if (trailer.slot, trailer.seq, trailer.crc) != (slot, seq, crc):
         raise CorruptBlock(errno.EIO, f"slot {trailer.slot} at {trailer.seq}, not at {seq}")
+    if trailer.tag != tag:
+        raise CorruptBlock(errno.EIO, "the catalog has it under another tag")
     if crc32c(payload.data) != crc:
         raise CorruptBlock(errno.EIO, "its bytes do not match its checksum")
     return trailer

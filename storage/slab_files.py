@@ -10,7 +10,7 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,16 +20,21 @@ from storage.base import CorruptBlock, Row
 from storage.hierarchy import sync_directory
 from storage.slab import PAGE, Geometry, Trailer, shard_index
 
+Failures = dict[int, OSError]
+Call = Callable[[int, list[memoryview], int], int]  # preadv, pwritev
+
 _CANNOT_CLONE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
 
 
 class Scratch(threading.local):
-    """Page-aligned memory for one slot, a thread: direct I/O accepts no other."""
+    """Page-aligned memory, a thread, for a payload and the tails of a run: direct I/O accepts no
+    other."""
 
-    def __init__(self, geometry: Geometry) -> None:
-        memory = np.frombuffer(mmap.mmap(-1, geometry.stride), np.uint8)
-        self.row: Row = memory[: geometry.block_nbytes]
-        self.tail: Row = memory[geometry.block_nbytes :]
+    def __init__(self, geometry: Geometry, num_tails: int = 1) -> None:
+        nbytes = geometry.block_nbytes
+        memory = np.frombuffer(mmap.mmap(-1, nbytes + num_tails * PAGE), np.uint8)
+        self.row: Row = memory[:nbytes]
+        self.tails: list[Row] = list(memory[nbytes:].reshape(num_tails, PAGE))
 
 
 class SlabFiles:
@@ -85,23 +90,50 @@ class SlabFiles:
         while self._fds:
             os.close(self._fds.popitem()[1])
 
-    def read(self, slot: int, row: Row, tail: Row) -> None:
-        """Fill `row` and `tail`, both page-aligned, with a slot of a slab that is made."""
-        slab, offset = self.geometry.locate(slot)
-        with _Naming(self, slab):
-            got = os.preadv(self._fds[slab], [row.data, tail.data], offset)
-        if got < self.geometry.stride:
-            raise CorruptBlock(errno.EIO, f"only {got} bytes are left of it")
+    def read(self, run: Sequence[int], rows: Sequence[Row], tails: Sequence[Row]) -> Failures:
+        """Fill `rows` and `tails`, all page-aligned, with a run of slots of a slab that is made.
 
-    def write(self, slot: int, row: Row, tail: Row) -> None:
-        """Write a slot, and make its slab first if there is none yet."""
-        slab, offset = self.geometry.locate(slot)
+        Returns what went wrong, by slot.
+        """
+        return self._carry(os.preadv, CorruptBlock, run, rows, tails)
+
+    def write(self, run: Sequence[int], rows: Sequence[Row], tails: Sequence[Row]) -> Failures:
+        """Write a run of slots, and make its slab first if there is none yet; see `read`."""
+        slab, _ = self.geometry.locate(run[0])
         if slab not in self._fds:
-            self._make(slab)
-        with _Naming(self, slab):
-            put = os.pwritev(self._fds[slab], [row.data, tail.data], offset)
-        if put < self.geometry.stride:
-            raise OSError(errno.EIO, f"only {put} bytes were written", str(self.path(slab)))
+            try:
+                self._make(slab)
+            except OSError as error:
+                return dict.fromkeys(run, error)
+        return self._carry(os.pwritev, OSError, run, rows, tails)
+
+    def _carry(
+        self,
+        call: Call,
+        short: type[OSError],
+        run: Sequence[int],
+        rows: Sequence[Row],
+        tails: Sequence[Row],
+    ) -> Failures:
+        slab, offset = self.geometry.locate(run[0])
+        pages = [page.data for pair in zip(rows, tails, strict=True) for page in pair]
+        try:
+            moved, error = call(self._fds[slab], pages, offset), None
+        except OSError as caught:
+            moved, error = 0, caught
+        whole = moved // self.geometry.stride
+        if whole == len(run):
+            return {}
+        if len(run) == 1:
+            error = error or short(errno.EIO, f"only {moved} bytes of it are there")
+            error.filename = str(self.path(slab))
+            return {run[0]: error}
+        # One by one, so that each of those that were not reached fails, or not, for itself.
+        failed: Failures = {}
+        for at in range(whole, len(run)):
+            one = slice(at, at + 1)
+            failed |= self._carry(call, short, run[one], rows[one], tails[one])
+        return failed
 
     def clone(self, src: int, dst: int, tail: Row) -> bool:
         """Let the file system copy a slot's payload to another slot, and write that one's `tail`.

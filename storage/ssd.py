@@ -31,8 +31,9 @@ from storage.ssd_store import Shared, SsdStore
 __all__ = ["SsdStore", "SsdVolume"]
 
 _FICLONE = 0x40049409  # of linux/fs.h
-NUM_READERS = 4
-NUM_WRITERS = 3  # two fill the disk; the third computes checksums meanwhile
+# Two fill the disk with runs of neighbours; it takes all of them where small blocks are scattered.
+NUM_READERS = 6
+NUM_WRITERS = 4
 
 
 class SsdVolume(Volume):
@@ -66,7 +67,7 @@ class SsdVolume(Volume):
             commits = GroupCommit(durability, self._catalog)
             opened.callback(commits.close)
             # Later than any seq of an earlier life, even of one whose catalog is lost.
-            seqs = itertools.count(max(time.time_ns(), self._catalog.last_seq() + 1))
+            seqs = itertools.count(max(time.time_ns(), self._catalog.last_seq + 1))
             opened.callback(self._shut)
             self._shared = Shared(
                 self._catalog,

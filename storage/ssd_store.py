@@ -6,24 +6,25 @@ with a new sequence number, after its row is committed; so after a crash at any 
 meets either the old bytes or a refusal. The store does not know budgets or other arrays.
 """
 
-import asyncio
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
 from storage.base import BlockFault, BlockStore, CorruptBlock, Row
-from storage.batch import check_batch, hop, hops, settle
+from storage.batch import HOP, check_batch, hop, hops, settle
 from storage.catalog import Catalog
 from storage.group_commit import GroupCommit
-from storage.slab import PAGE, Trailer, prove
-from storage.slab_files import Scratch, SlabFiles
+from storage.slab import PAGE, Proof, Trailer, prove
+from storage.slab_files import Failures, Scratch, SlabFiles
 
-Failures = dict[int, OSError]
+_slot = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,14 @@ class Shared:
     clones: bool  # the file system copies by sharing: worth asking it
 
 
+class _Known(NamedTuple):
+    """A block of the index that is wanted: where its bytes go, and what they must prove."""
+
+    slot: int
+    row: Row
+    proof: Proof
+
+
 class SsdStore(BlockStore):
     """The blocks of one array. Made, checkpointed and closed by its volume, in a thread."""
 
@@ -52,33 +61,26 @@ class SsdStore(BlockStore):
         self._files = files
         self._shared = shared
         self._catalog = shared.catalog
-        self._scratch = Scratch(files.geometry)
-        made = set(files.made())
-        num_slots = files.geometry.num_slots
-        self._index = {
-            slot: (seq, crc)
-            for slot, seq, crc in self._catalog.proofs(name)
-            if slot // num_slots in made
-        }
-        # Whose tags were told by the catalog, and not yet by the slots: a byte a slot.
-        self._untold = bytearray(files.num_slabs * num_slots)
-        for slot in self._index:
-            self._untold[slot] = 1
+        self._scratch = Scratch(files.geometry, HOP)
+        made, num_slots = set(files.made()), files.geometry.num_slots
+        self._index: dict[int, Proof] = {}
+        for rows in self._catalog.rows(name):
+            self._index |= {row[0]: row for row in rows if row[0] // num_slots in made}
         # What a killed life wrote is in the catalog and not yet in its slabs' indexes.
         self._dirty = made
         files.open()
 
     async def read(self, ids: Sequence[int], out: Sequence[Row]) -> None:
         check_batch(self.block_nbytes, ids, out)
-        readers, cuts = self._shared.readers, hops(len(ids), self._shared.num_readers)
-        await self._spread(readers, [partial(self._read, ids[cut], out[cut]) for cut in cuts])
+        gets = sorted(zip(ids, out, strict=True), key=_slot)
+        readers, cuts = self._shared.readers, hops(len(gets), self._shared.num_readers)
+        await self._spread(readers, [partial(self._read, gets[cut]) for cut in cuts])
 
     async def write(self, ids: Sequence[int], data: Sequence[Row], tags: Sequence[bytes]) -> None:
         check_batch(self.block_nbytes, ids, data, tags)
-        writers, cuts = self._shared.writers, hops(len(ids), self._shared.num_writers)
-        await self._spread(
-            writers, [partial(self._write, ids[cut], data[cut], tags[cut]) for cut in cuts]
-        )
+        puts = sorted(zip(ids, data, tags, strict=True), key=_slot)
+        writers, cuts = self._shared.writers, hops(len(puts), self._shared.num_writers)
+        await self._spread(writers, [partial(self._write, puts[cut]) for cut in cuts])
 
     async def copy(self, src: int, dst: int) -> None:
         await self._spread(self._shared.writers, [partial(self._copy, src, dst)])
@@ -86,8 +88,8 @@ class SsdStore(BlockStore):
     async def flush(self) -> None:
         await hop(self._shared.writers, self.checkpoint)
 
-    async def recover(self) -> list[tuple[int, bytes]]:
-        return await hop(self._shared.readers, self._recover)
+    async def recover(self) -> Iterator[tuple[int, bytes]]:
+        return self._recovered()
 
     async def close(self) -> None:
         if not self.closed:
@@ -116,119 +118,144 @@ class SsdStore(BlockStore):
             self._files.close()
 
     async def _spread(self, executor: Executor, calls: Sequence[Callable[[], Failures]]) -> None:
-        loop = asyncio.get_running_loop()
-        futures = [loop.run_in_executor(executor, call) for call in calls]
-        failed = {key: error for part in await settle(futures) for key, error in part.items()}
+        parts = await settle([executor.submit(call) for call in calls])
+        failed = {key: error for part in parts for key, error in part.items()}
         if failed:
             raise BlockFault(failed)
 
-    def _read(self, ids: Sequence[int], out: Sequence[Row]) -> Failures:
+    def _read(self, gets: Sequence[tuple[int, Row]]) -> Failures:
+        """Fill rows with blocks, in the order of their slots."""
         failed: Failures = {}
-        for slot, row in zip(ids, out, strict=True):
-            try:
-                self._load(slot, row)
-            except OSError as error:
-                failed[slot] = error
+        known: list[_Known] = []
+        for slot, row in gets:
+            if (proof := self._index.get(slot)) is not None:
+                known.append(_Known(slot, row, proof))
+            else:
+                failed[slot] = self._refusal(slot, "nothing was written there")
+        for run in self._runs([block.slot for block in known], [block.row for block in known]):
+            failed |= self._load(known[run])[1]
         return failed
 
-    def _write(self, ids: Sequence[int], data: Sequence[Row], tags: Sequence[bytes]) -> Failures:
-        puts = zip(ids, data, tags, strict=True)
-        return self._publish(
-            {slot: partial(self._store, slot, row, tag) for slot, row, tag in puts}
-        )
-
-    def _copy(self, src: int, dst: int) -> Failures:
-        row = self._scratch.row
-        try:
-            proof = self._load(src, row)
-        except OSError as error:
-            return {src: error}
-        put = self._clone if self._shared.clones else self._store_copy
-        return self._publish({dst: partial(put, src, dst, row, proof)})
-
-    def _publish(self, puts: Mapping[int, Callable[[], Trailer]]) -> Failures:
-        """Write slots, commit their rows in one transaction, then publish them."""
+    def _write(self, puts: Sequence[tuple[int, Row, bytes]]) -> Failures:
+        """Write slots, in their order, then commit their rows in one transaction."""
+        for slot, *_ in puts:
+            self._index.pop(slot, None)
         failed: Failures = {}
         written: list[Trailer] = []
-        for slot, put in puts.items():
-            self._index.pop(slot, None)
-            try:
-                written.append(put())
-            except OSError as error:
-                failed[slot] = error
+        for run in self._runs([slot for slot, *_ in puts], [row for _, row, _ in puts]):
+            trailers, wrong = self._store(puts[run])
+            failed |= wrong
+            written += trailers
+        return failed | self._publish(written)
+
+    def _copy(self, src: int, dst: int) -> Failures:
+        row, proof = self._scratch.row, self._index.get(src)
+        if proof is None:
+            return {src: self._refusal(src, "nothing was written there")}
+        found, failed = self._load([_Known(src, row, proof)])
+        if failed:
+            return failed
+        self._index.pop(dst, None)
+        try:
+            copied = self._clone(src, dst, found[0]) if self._shared.clones else []
+        except OSError as error:
+            return {dst: error}
+        if not copied:
+            copied, failed = self._store([(dst, row, found[0].tag)])
+        return failed | self._publish(copied)
+
+    def _publish(self, written: Sequence[Trailer]) -> Failures:
+        """Commit the rows of slots that are written, then publish them."""
+        if not written:
+            return {}
         slabs = {self._files.geometry.locate(trailer.slot)[0] for trailer in written}
         try:
             self._catalog.put(self._name, written)
             self._shared.commits.wrote(self._files, slabs, len(written))
         except OSError as error:
-            return failed | dict.fromkeys((trailer.slot for trailer in written), error)
-        for slot, seq, crc, _ in written:
-            self._index[slot] = seq, crc
+            return dict.fromkeys((trailer.slot for trailer in written), error)
+        for trailer in written:
+            self._index[trailer.slot] = trailer
         self._dirty |= slabs
-        return failed
+        return {}
 
-    def _store(self, slot: int, row: Row, tag: bytes) -> Trailer:
-        if not _is_aligned(row):
-            np.copyto(self._scratch.row, row)
-            row = self._scratch.row
-        trailer = self._seal(slot, crc32c(row.data), tag)
-        self._files.write(slot, row, self._scratch.tail)
-        return trailer
+    def _runs(self, slots: Sequence[int], rows: Sequence[Row]) -> Iterator[slice]:
+        """Cut ascending slots into runs; each is one if there is a row that direct I/O does not
+        take as it is, because there is but one row of scratch."""
+        if all(map(_is_aligned, rows)):
+            return self._files.geometry.runs(slots)
+        return (slice(at, at + 1) for at in range(len(slots)))
 
-    def _clone(self, src: int, dst: int, row: Row, proof: Trailer) -> Trailer:
-        trailer = self._seal(dst, proof.crc, proof.tag)
-        if self._files.clone(src, dst, self._scratch.tail):
-            return trailer
-        return self._store_copy(src, dst, row, proof)
+    def _store(self, puts: Sequence[tuple[int, Row, bytes]]) -> tuple[list[Trailer], Failures]:
+        """Write a run; the trailers of those that are written, and what failed."""
+        slots, rows = [slot for slot, *_ in puts], [row for _, row, _ in puts]
+        if not _is_aligned(rows[0]):
+            np.copyto(self._scratch.row, rows[0])
+            rows = [self._scratch.row]
+        tails = self._scratch.tails[: len(puts)]
+        trailers = [
+            self._seal(slot, crc32c(row.data), tag, tail)
+            for (slot, _, tag), row, tail in zip(puts, rows, tails, strict=True)
+        ]
+        failed = self._files.write(slots, rows, tails)
+        return [trailer for trailer in trailers if trailer.slot not in failed], failed
 
-    def _store_copy(self, src: int, dst: int, row: Row, proof: Trailer) -> Trailer:
-        return self._store(dst, row, proof.tag)
+    def _clone(self, src: int, dst: int, proof: Trailer) -> list[Trailer]:
+        """The trailer of a copy that the file system made, or nothing if it refuses."""
+        tail = self._scratch.tails[0]
+        trailer = self._seal(dst, proof.crc, proof.tag, tail)
+        return [trailer] if self._files.clone(src, dst, tail) else []
 
-    def _seal(self, slot: int, crc: int, tag: bytes) -> Trailer:
-        """A new trailer, packed into the scratch's tail."""
+    def _seal(self, slot: int, crc: int, tag: bytes, tail: Row) -> Trailer:
+        """A new trailer, packed into `tail`."""
         trailer = Trailer(slot, next(self._shared.seqs), crc, tag)
-        packed = trailer.pack(self.block_nbytes, self._seed)
-        self._scratch.tail[:] = np.frombuffer(packed, np.uint8)
+        tail.data[:] = trailer.pack(self.block_nbytes, self._seed)
         return trailer
 
-    def _load(self, slot: int, row: Row) -> Trailer:
-        """Fill `row` with a block that proved to be the one in the index, else forget it."""
-        proof = self._index.get(slot)
-        try:
-            if proof is None:
-                raise CorruptBlock(errno.EIO, "nothing was written there")
-            return self._prove(slot, row, *proof)
-        except CorruptBlock as error:
-            if proof is not None:
-                self._forget(slot, proof[0])
-            path = self._files.path(self._files.geometry.locate(slot)[0])
-            what = f"array {self._name}, block {slot}: {error.strerror}"
-            raise CorruptBlock(error.errno, what, str(path)) from None
+    def _load(self, run: Sequence[_Known]) -> tuple[list[Trailer], Failures]:
+        """Fill the rows of a run with blocks that prove to be those in the index, and forget those
+        that do not; the trailers of the ones, and what is wrong with the others."""
+        slots, rows = [block.slot for block in run], [block.row for block in run]
+        if not _is_aligned(rows[0]):
+            rows = [self._scratch.row]
+        tails = self._scratch.tails[: len(run)]
+        failed, trailers = self._files.read(slots, rows, tails), []
+        for block, row, tail in zip(run, rows, tails, strict=True):
+            try:
+                if block.slot in failed:
+                    raise failed[block.slot]
+                trailers.append(self._prove(block, row, tail))
+            except CorruptBlock as error:
+                failed[block.slot] = self._forget(block, str(error.strerror))
+            except OSError as error:
+                failed[block.slot] = error
+        return trailers, failed
 
-    def _prove(self, slot: int, row: Row, seq: int, crc: int) -> Trailer:
-        scratch = self._scratch
-        target = row if _is_aligned(row) else scratch.row
-        self._files.read(slot, target, scratch.tail)
-        trailer = prove(scratch.tail.tobytes(), target, slot, seq, crc, self._seed)
-        if slot < len(self._untold) and self._untold[slot]:
-            tag = self._catalog.tag(self._name, slot, seq)
-            if tag not in (trailer.tag, None):  # None: it was written again meanwhile
-                raise CorruptBlock(errno.EIO, "the catalog has it under another tag")
-            self._untold[slot] = 0
-        if target is not row:
-            np.copyto(row, target)
+    def _prove(self, block: _Known, row: Row, tail: Row) -> Trailer:
+        trailer = prove(tail.tobytes(), row, block.proof, self._seed)
+        if row is not block.row:
+            np.copyto(block.row, row)
         return trailer
 
-    def _forget(self, slot: int, seq: int) -> None:
+    def _refusal(self, slot: int, why: str) -> CorruptBlock:
+        path = self._files.path(self._files.geometry.locate(slot)[0])
+        return CorruptBlock(errno.EIO, f"array {self._name}, block {slot}: {why}", str(path))
+
+    def _forget(self, block: _Known, why: str) -> OSError:
+        """Drop a block that is not what it should be; what to say of it."""
+        slot, seq, *_ = block.proof
         self._index.pop(slot, None)
         self._dirty.add(self._files.geometry.locate(slot)[0])
-        self._catalog.forget(self._name, slot, seq)
+        try:
+            self._catalog.forget(self._name, slot, seq)
+        except OSError as error:
+            return error
+        return self._refusal(slot, why)
 
-    def _recover(self) -> list[tuple[int, bytes]]:
-        """Only tags that came with the proof kept here: in a damaged catalog, a slot may have two
-        rows."""
-        tags, nothing = self._catalog.tags(self._name), (None, 0)
-        return [(slot, tag) for slot, seq, tag in tags if self._index.get(slot, nothing)[0] == seq]
+    def _recovered(self) -> Iterator[tuple[int, bytes]]:
+        """In the thread, and at the pace, of whoever wants them: there may be millions."""
+        for slot, _, _, tag in list(self._index.values()):
+            yield slot, tag
 
 
 def _is_aligned(row: Row) -> bool:

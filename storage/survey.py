@@ -109,7 +109,9 @@ class SurveyedArray:
         }
         self.num_slots = (1 + max(self.slabs, default=-1)) * self.geometry.num_slots
         self.blocks: list[Trailer] = (
-            catalog.rows(self.name) if catalog is not None else list(self._trailers())
+            [Trailer(*row) for some in catalog.rows(self.name) for row in some]
+            if catalog is not None
+            else list(self._trailers())
         )
 
     @property
@@ -156,13 +158,11 @@ class SurveyedArray:
 
     def _prove(self, reader: "_Reader", block: Trailer, scratch: Scratch) -> None:
         offset = self.geometry.locate(block.slot)[1]
-        got = os.preadv(reader.fd, [scratch.row.data, scratch.tail.data], offset)
+        got = os.preadv(reader.fd, [scratch.row.data, scratch.tails[0].data], offset)
         if got < self.geometry.stride:
             raise CorruptBlock(errno.EIO, f"only {got} bytes are left of it")
-        tail = scratch.tail.tobytes()
-        trailer = prove(tail, scratch.row, block.slot, block.seq, block.crc, self._seed)
-        if trailer.tag != block.tag:
-            raise CorruptBlock(errno.EIO, "the catalog has it under another tag")
+        tail = scratch.tails[0].tobytes()
+        prove(tail, scratch.row, block, self._seed)
 
     def _trailers(self) -> Iterator[Trailer]:
         scratch = Scratch(self.geometry)
@@ -170,8 +170,8 @@ class SurveyedArray:
             with closing(_Reader(self._file(slab))) as reader:
                 for slot in self.geometry.slots(slab):
                     offset = self.geometry.locate(slot)[1] + self.geometry.block_nbytes
-                    got = os.preadv(reader.fd, [scratch.tail.data], offset)
-                    page = scratch.tail.tobytes()
+                    got = os.preadv(reader.fd, [scratch.tails[0].data], offset)
+                    page = scratch.tails[0].tobytes()
                     trailer = Trailer.parse(page, self.geometry.block_nbytes, self._seed)
                     if got == PAGE and trailer is not None and trailer.slot == slot:
                         yield trailer

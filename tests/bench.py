@@ -88,6 +88,13 @@ class Bench:
         self.transfer.submit([copy], self.settle)
         return copy
 
+    async def finish(self) -> None:
+        """End well whatever is under way, and what waits for it."""
+        while self.transfer.busy:
+            for operation in [o for o in self.log if not o.ended.done()]:
+                await operation.end()
+            await turn()
+
     def settle(self, copy: Copy, outcome: Outcome) -> None:
         assert copy not in self.outcomes, "settled twice"
         self.outcomes[copy] = outcome

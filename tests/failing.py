@@ -7,14 +7,14 @@ system call would raise them, so all that handles them is the real thing.
 import errno
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import tierd.daemon.namespace
 from storage.base import Row
 from storage.slab import Geometry
-from storage.slab_files import SlabFiles
+from storage.slab_files import Failures, SlabFiles
 from storage.ssd import SsdVolume
 
 STORE = 'ssd.store = "tests.failing:FailingVolume"\n'
@@ -24,23 +24,23 @@ tierd.daemon.namespace._PAUSE_S = PAUSE_S
 
 
 class FailingFiles(SlabFiles):
-    """`read` and `write` fail with the error told for them; `slow` is what a write takes more."""
+    """`read` and `write` fail with the error told for them; `slow` and `slow_read`
+    are the seconds that writing and reading a block take more."""
 
-    def read(self, slot: int, row: Row, tail: Row) -> None:
-        self._meet("read", slot)
-        super().read(slot, row, tail)
+    def read(self, run: Sequence[int], rows: Sequence[Row], tails: Sequence[Row]) -> Failures:
+        time.sleep(len(run) * float(told(self._root).get("slow_read", "0")))
+        return self._met("read", run) or super().read(run, rows, tails)
 
-    def write(self, slot: int, row: Row, tail: Row) -> None:
-        self._meet("write", slot)
-        time.sleep(float(told(self._root).get("slow", "0")))
-        super().write(slot, row, tail)
+    def write(self, run: Sequence[int], rows: Sequence[Row], tails: Sequence[Row]) -> Failures:
+        time.sleep(len(run) * float(told(self._root).get("slow", "0")))
+        return self._met("write", run) or super().write(run, rows, tails)
 
-    def _meet(self, verb: str, slot: int) -> None:
+    def _met(self, verb: str, run: Sequence[int]) -> Failures:
         if name := told(self._root).get(verb):
             number = getattr(errno, name)
-            raise OSError(
-                number, os.strerror(number), str(self.path(self.geometry.locate(slot)[0]))
-            )
+            path = str(self.path(self.geometry.locate(run[0])[0]))
+            return {slot: OSError(number, os.strerror(number), path) for slot in run}
+        return {}
 
 
 class FailingVolume(SsdVolume):

@@ -444,8 +444,7 @@ class Engines(RuleBasedStateMachine):
             if self.transfer.when_idle(vacancy.places, _nothing):
                 self.vacancies.remove(vacancy)
                 self.seen["vacated"] += self.cache.compaction.end(vacancy)
-                pool = self.tiers[vacancy.level].pools[vacancy.group]
-                pool.grow(block.block_id for block in vacancy.gone if not pool.at(block.block_id))
+                self.cache.compaction.undo(vacancy)  # there is only one pool to give it to
 
     @rule()
     def save(self) -> None:

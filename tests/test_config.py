@@ -13,6 +13,7 @@ from tierd.daemon.config import (
     Config,
     DeviceConfig,
     HostConfig,
+    PrefetchConfig,
     SsdConfig,
     TenantConfig,
     describe,
@@ -54,6 +55,10 @@ granule = 8
 sizes = { "0-9" = 64, "12" = 32 }
 default = 16
 
+[prefetch]
+policy = "policies.prefetch:Next"
+options = { depth = 8 }
+
 [tenants.alice]
 uids = [1000, 1001]
 share = 0.75
@@ -77,6 +82,7 @@ FULL_CONFIG = Config(
         options={"sizes": {"0-9": 64, "12": 32}, "default": 16},
         granule=8,
     ),
+    prefetch=PrefetchConfig(policy="policies.prefetch:Next", options={"depth": 8}),
     tenants={
         "alice": TenantConfig(uids=(1000, 1001), share=0.75),
         "bob": TenantConfig(uids=(1002,), share=0.25),
@@ -106,6 +112,7 @@ def test_the_default_is_a_device_and_a_host_tier_for_oneself() -> None:
     assert config.host == HostConfig(size=4 * GIB, policy="lru", options={})
     assert config.ssd is None
     assert config.blocks == BlocksConfig(policy="uniform", options={}, granule=None)
+    assert config.prefetch == PrefetchConfig(policy="none", options={})
     assert config.tenants == {"default": TenantConfig(uids=(os.getuid(),), share=1.0)}
 
 
@@ -190,7 +197,14 @@ def test_the_example_file_is_good_and_says_something_of_every_key() -> None:
     config = Config.load(EXAMPLE)
     assert config.ssd is not None
     text = EXAMPLE.read_text()
-    for section in (config, config.device, config.ssd, config.blocks, *config.tenants.values()):
+    for section in (
+        config,
+        config.device,
+        config.ssd,
+        config.blocks,
+        config.prefetch,
+        *config.tenants.values(),
+    ):
         for key in fields(section):
             assert f"{key.name} = " in text or f"[{key.name}" in text or f".{key.name}]" in text
 

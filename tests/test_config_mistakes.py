@@ -19,8 +19,9 @@ EXTENT = 'must be from "2MiB" to'
             "sockt = 1",
             "sockt: is not a key; known: socket, grace, quarantine_grace, max_frame, dev",
         ),
-        ("sockt = 1", "ssd, blocks, tenants; did you mean socket?"),
-        ("zzz = 1", "blocks, tenants\n"),
+        ("sockt = 1", "ssd, blocks, prefetch, tenants; did you mean socket?"),
+        ("zzz = 1", "blocks, prefetch, tenants\n"),
+        ("[prefetch]\nwithin = 1", "prefetch.within: is not a key; known: policy, options\n"),
         (
             "[device]\nsise = 1",
             "device.sise: is not a key; known: size, policy, options, watermarks, ",
@@ -98,6 +99,15 @@ EXTENT = 'must be from "2MiB" to'
             "[blocks.options]\nsise = 5",
             "blocks.options.sise: is not an option of Uniform; known: si",
         ),
+        (
+            '[prefetch]\npolicy = "next"\noptions = { depth = 0 }',
+            "prefetch.options = {depth = 0}: depth = 0 is not an integer f",
+        ),
+        (
+            "[prefetch.options]\ndepth = 1",
+            "prefetch.options.depth: is not an option of Nothing; known: none",
+        ),
+        ('[prefetch]\npolicy = "lru"', "prefetch.policy = 'lru' is not installed in tierd.pref"),
         ("[blocks.options]\nsize = 0", "blocks.options = {size = 0}: size = 0 is not an integer f"),
         ("[blocks.options]\nsize = true", "size = True is not an integer from 1 to 4096"),
         ('[blocks]\npolicy = "hierarchical"', "missing 1 required positional argument: 'sizes'"),

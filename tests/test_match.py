@@ -88,3 +88,72 @@ def test_a_full_attention_group_needs_every_block() -> None:
     rig.place(DEVICE, "abcdef", group=0, first=1)
     rig.place(DEVICE, "abcdef", group=1)
     assert rig.acquire("abcdef").hit == 0
+
+
+def test_every_shorter_hit_is_usable_where_all_attention_is_full() -> None:
+    rig = Rig(8, 8)
+    rig.place(HOST, "abc")
+    assert list(rig.cache.match.hits(chain("abcd"), rig.tokens("abcd"))) == [6, 4, 2, 0]
+
+
+def test_a_shorter_hit_needs_a_window_of_its_own() -> None:
+    rig = Rig((8, 8), layout=WINDOWED)
+    rig.place(DEVICE, "abcdefgh", group=0)
+    rig.place(DEVICE, "abcdefgh", group=1, first=4)  # a window for 12 tokens and 16, none for 4, 8
+    assert list(rig.cache.match.hits(chain("abcdefgh"), 17)) == [16, 12, 0]
+
+
+def test_what_a_hit_has_below_the_top_tier_is_known_by_level() -> None:
+    rig = Rig(8, 8, 8)
+    rig.place(DEVICE, "a")
+    rig.place(HOST, "abc", first=1)
+    rig.place(SSD, "abcd")
+    nbytes = rig.layout.block_nbytes(0)
+    below = rig.cache.match.below(chain("abcd"), [8, 6, 4, 2, 0])
+    assert (below / nbytes).tolist() == [[0, 0, 0, 0, 0], [2, 2, 1, 0, 0], [1, 0, 0, 0, 0]]
+
+
+def test_of_a_window_group_only_the_blocks_of_each_hits_own_window_count() -> None:
+    rig = Rig((8, 8), (8, 8), layout=WINDOWED)
+    rig.place(DEVICE, "abcdefgh", group=0)
+    rig.place(HOST, "abcdefgh", group=1, first=1)
+    below = rig.cache.match.below(chain("abcdefgh"), [16, 12, 8, 0])
+    assert (below / rig.layout.block_nbytes(1)).tolist() == [[0, 0, 0, 0], [2, 2, 2, 0]]
+
+
+def test_from_a_start_on_what_lies_before_it_is_taken_for_known() -> None:
+    rig = Rig(8, 8, 8)
+    rig.place(SSD, "abcd", first=2)
+    match = rig.cache.match
+    assert match.hit(chain("abcd"), rig.tokens("abcd")) == 0
+    assert match.hit(chain("abcd"), rig.tokens("abcd"), start=4) == 8
+    assert [index for index, *_ in match.find(0, chain("abcd"), 8, start=4)] == [2, 3]
+    assert match.hit(chain("abxd"), rig.tokens("abxd"), start=4) == 4
+    assert match.find(0, chain("abxd"), 4, start=4) == []
+
+
+def test_from_a_start_on_a_window_may_reach_before_it() -> None:
+    rig = Rig((8, 8), (8, 8), layout=WINDOWED)
+    rig.place(HOST, "abcdef", group=0, first=2)
+    rig.place(HOST, "abcdef", group=1, first=5)
+    assert rig.cache.match.hit(chain("abcdef"), 13) == 0
+    assert rig.cache.match.hit(chain("abcdef"), 13, start=8) == 8
+    assert rig.cache.match.hit(chain("abcdef"), 13, start=10) == 12
+
+
+def test_where_nothing_is_known_from_a_start_on_nothing_is_found() -> None:
+    rig = Rig((8, 8), layout=WINDOWED)  # a hit may end at 4 or 8 tokens, and 6 lies between
+    assert rig.cache.match.hit(chain("abcdef"), 13, start=6) == 4
+    assert [rig.cache.match.find(group, chain("abcdef"), 4, start=6) for group in (0, 1)] == [
+        [],
+        [],
+    ]
+
+
+def test_a_hit_is_on_top_if_all_it_needs_is() -> None:
+    rig = Rig((8, 8), (8, 8), layout=WINDOWED)
+    rig.place(DEVICE, "abcdef", group=0)
+    rig.place(HOST, "abcdef", group=1)
+    rig.place(DEVICE, "abcd", group=1, first=2)
+    match = rig.cache.match
+    assert [hit for hit in (12, 8, 4, 0) if match.on_top(chain("abcdef"), hit)] == [8, 0]

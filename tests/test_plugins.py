@@ -8,6 +8,7 @@ import pytest
 
 from policies.block_size import Uniform
 from policies.lru import LRU
+from policies.prefetch import Next, Nothing
 from tierd.daemon import plugins
 from tierd.errors import ConfigError
 
@@ -53,6 +54,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 def test_our_own_come_through_the_same_door() -> None:
     assert plugins.policy("lru") is LRU
     assert plugins.block_sizes("uniform") is Uniform
+    assert plugins.prefetch("next") is Next
+    assert plugins.prefetch("none") is Nothing
     assert {"cpu", "cuda", "ssd"} <= set(plugins.installed(plugins.STORES))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from policies.base import Access
 from policies.lru import LRU
-from tierd.block import Block, BlockHash, State
+from tierd.block import Block, BlockHash, BlockId, State
 from tierd.daemon.pool import BlockPool
 from tierd.errors import OutOfBlocks
 
@@ -214,12 +214,30 @@ def test_a_pool_grows_and_gives_free_places_back() -> None:
 
 
 def test_a_pool_takes_up_what_a_former_life_left() -> None:
-    pool = make_pool(3)
-    assert pool.adopt(next(iter(pool)).block_id, name(1), name(0))
-    assert not pool.adopt(list(pool)[1].block_id, name(1), None)  # the name is known
-    assert states(pool) == {State.FREE: 2, State.COMMITTED: 1}
-    assert {block.block_id for block in pool.allocate(2)} == {1, 2}
-    assert pool.get(name(1)) in pool.victims(1)
+    pool = make_pool(4)
+    (held,) = pool.allocate(1)
+    first, second, absent = BlockId(1), BlockId(2), BlockId(9)
+    found = [
+        (first, name(1), name(0), ()),
+        (second, name(1), None, ()),  # the name is known
+        (first, name(2), None, ()),  # the place is taken
+        (held.block_id, name(3), None, ()),
+        (absent, name(4), None, ()),
+    ]
+    assert pool.adopt(found) == 1
+    assert pool.adopt([(second, name(5), name(1), ())]) == 1
+    assert states(pool) == {State.FREE: 1, State.PRIVATE: 1, State.COMMITTED: 2}
+    assert [block.block_id for block in pool.allocate(1)] == [3]
+    blocks = [(b.block_id, b.key, b.parent) for b in pool.victims(2)]
+    assert blocks == [(first, name(1), name(0)), (second, name(5), name(1))]
+    assert pool.get(name(2)) is pool.get(name(3)) is pool.get(name(4)) is None
+
+
+def test_new_places_are_given_out_in_the_order_in_which_they_lie() -> None:
+    pool = make_pool(5)
+    assert [block.block_id for block in pool.allocate(3)] == [0, 1, 2]
+    pool.grow([7, 8])
+    assert [block.block_id for block in pool.allocate(4)] == [7, 8, 3, 4]
 
 
 @pytest.mark.parametrize("verb", ["landed", "failed", "evict", "unpin", "quarantine", "thaw"])

@@ -146,7 +146,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.grow([new])
         block = list(self.pool)[-1]
         self.model[block] = Fact()
-        assert self.pool.adopt(block.block_id, name(adopted), None) == (
+        assert self.pool.adopt([(block.block_id, name(adopted), None, ())]) == (
             name(adopted) not in self.order
         )
         if block.key is not None:

@@ -132,8 +132,8 @@ async def test_a_slab_of_another_array_proves_nothing(tmp_path: Path) -> None:
     slab(tmp_path, 0).write_bytes((tmp_path / "store.zarr/b/c/0/0").read_bytes())
     lose_catalog(tmp_path)
     with closing(open_volume(tmp_path)) as volume:
-        assert await volume.array("a", NBYTES, {}).recover() == []
-        assert len(await volume.array("b", NBYTES, {}).recover()) == SLOTS
+        assert not list(await volume.array("a", NBYTES, {}).recover())
+        assert len(list(await volume.array("b", NBYTES, {}).recover())) == SLOTS
 
 
 @pytest.mark.parametrize("damage", ["missing", "no database", "torn", "unsealed"])
@@ -243,3 +243,19 @@ async def test_no_life_uses_a_sequence_number_again(tmp_path: Path, catalog_is_l
             lose_catalog(tmp_path)
             flip(tmp_path, life, NBYTES + 20)
     assert seqs == sorted(set(seqs))
+
+
+async def test_a_corrupt_block_that_the_catalog_cannot_forget_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_store(tmp_path) as store:
+        await put(store, range(SLOTS))
+        tags = dict(await store.recover())
+        flip(tmp_path, 3, 100)
+        with monkeypatch.context() as patch:
+            error = OSError(errno.EIO, "no commit")
+            patch.setattr("storage.catalog.Catalog.forget", lambda *_: (_ for _ in ()).throw(error))
+            assert await faults(store, tags) == {3: error}
+        assert set(dict(await store.recover())) == set(tags) - {3}
+    async with open_store(tmp_path) as store:
+        assert set(await faults(store, tags)) == {3}

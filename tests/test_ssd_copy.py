@@ -118,6 +118,6 @@ async def test_a_slot_with_two_rows_is_known_by_the_tag_that_proves_it(tmp_path:
         db.execute("DELETE FROM block WHERE rowid = 2")
         db.execute("DROP TABLE whole")
     async with open_store(tmp_path) as store:
-        found = await store.recover()
+        found = list(await store.recover())
         assert sorted(found) == [(0, b"0"), (1, b"1")]
         assert not await faults(store, dict(found))

@@ -103,7 +103,7 @@ async def test_what_a_killed_life_left_half_made_is_removed(tmp_path: Path) -> N
     with closing(open_volume(tmp_path)) as volume:
         assert volume.capacity("a") == range(SLOTS)
         assert volume.nbytes == slab(tmp_path, 0).stat().st_blocks * 512
-        assert len(await volume.array("a", NBYTES, {}).recover()) == SLOTS
+        assert len(list(await volume.array("a", NBYTES, {}).recover())) == SLOTS
     assert names(tmp_path / "store.zarr/a", "c/*") == ["c/0"]
     assert not names(tmp_path, "tmp/*")
 

@@ -1,10 +1,13 @@
 """Every store passes the conformance suites, and what only memory stores do."""
 
+import asyncio
 import mmap
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ import storage.host
 import storage.ssd
 from storage.arena import ArenaStore
 from storage.base import BlockStore, Row
+from storage.batch import check_batch, hop
 from storage.device import CpuDeviceStore, CudaDeviceStore
 from storage.host import HostStore
 from storage.ssd import SsdVolume
@@ -179,3 +183,49 @@ def test_random_rows_are_the_same_for_the_same_seed() -> None:
     assert_equal(random_rows([3], 4096, misaligned=9), random_rows([3], 4096))
     with pytest.raises(AssertionError):
         assert_equal(make_rows(1, 4096), random_rows([3], 4096))
+
+
+async def test_a_cancelled_hop_is_waited_for_even_before_its_thread_begins_it() -> None:
+    begin = threading.Event()
+    done: list[int] = []
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(begin.wait)
+        hopping = asyncio.create_task(hop(executor, done.append, 1))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            hopping.cancel()
+        assert not hopping.done()
+        begin.set()
+        with pytest.raises(asyncio.CancelledError):
+            await hopping
+        assert done == [1]
+
+
+async def test_a_hop_gives_what_its_function_returns_or_raises() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        assert await hop(executor, int, "12") == 12
+        with pytest.raises(ValueError, match="invalid literal"):
+            await hop(executor, int, "twelve")
+
+
+@pytest.mark.parametrize(
+    ("ids", "rows", "tags", "words"),
+    [
+        ([1, 2], [(4096, np.uint8)], None, "2 ids with 1 rows"),
+        ([1], [(4096, np.uint8)], [b"", b""], "1 ids with 1 rows and 2 tags"),
+        ([3, -2], [(4096, np.uint8)] * 2, None, "-2 is no block id"),
+        ([3, 2], [(4096, np.uint8), (4097, np.uint8)], None, r"uint8\(4097,\), not of 4096"),
+        ([3], [((1, 4096), np.uint8)], None, r"uint8\(1, 4096\), not of 4096"),
+        ([3], [(4096, np.int8)], None, r"int8\(4096,\), not of 4096"),
+        ([3], [(4096, np.uint8)], [bytes(129)], "a tag of 129 bytes"),
+    ],
+)
+def test_what_no_store_can_carry_is_named(
+    ids: list[int], rows: list[Any], tags: list[bytes] | None, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_batch(4096, ids, [np.zeros(shape, kind) for shape, kind in rows], tags)
+
+
+def test_a_batch_of_nothing_can_be_carried() -> None:
+    check_batch(4096, [], [], [])

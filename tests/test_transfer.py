@@ -1,12 +1,15 @@
 """Copies wait for the copies they depend on and for nothing else; batches; cancelling; ending."""
 
 import asyncio
+from itertools import pairwise
 
-from tests.bench import DEVICE, HOST, KEY, SSD, Bench, turn
+import pytest
+
+from tests.bench import DEVICE, HOST, KEY, SSD, Bench, FakeMemory, FakeStore, turn
 from tierd.block import Block, BlockHash, BlockId
 from tierd.daemon.copy import Copy, Outcome, Place
+from tierd.daemon.route import Route, tag_of
 from tierd.daemon.tag import pack
-from tierd.daemon.transfer import tag_of
 
 
 async def test_a_copy_ends_when_its_bytes_are_there() -> None:
@@ -77,15 +80,74 @@ async def test_an_independent_route_does_not_wait() -> None:
     assert slow not in bench.outcomes
 
 
-async def test_copies_of_one_route_go_in_batches_of_16() -> None:
+async def test_copies_of_one_route_go_in_batches() -> None:
     bench = Bench()
-    for n in range(20):
+    for n in range(300):
         bench.copy((HOST, n), (DEVICE, n))
-        bench.copy((SSD, n), (HOST, 100 + n))
+        bench.copy((SSD, n), (HOST, 1000 + n))
     await turn()
-    by_route = {name: [ids for of, ids in bench.asked if of == name] for name, _ in bench.asked}
-    batches = [list(range(16)), list(range(16, 20))]
-    assert by_route == {"read host": batches, "read ssd": batches}
+    batches = sorted((name, len(ids)) for name, ids in bench.asked)
+    host, ssd = [("read host", n) for n in (44, 256)], [("read ssd", n) for n in (44, 256)]
+    assert batches == host + ssd
+    await bench.finish()
+
+
+@pytest.mark.parametrize(
+    ("level", "block_nbytes", "blocks"),
+    [(SSD, 1 << 20, 32), (SSD, 1 << 30, 1), (DEVICE, 1 << 20, 16), (DEVICE, 64 << 10, 256)],
+)
+def test_a_batch_of_large_blocks_has_fewer(level: int, block_nbytes: int, blocks: int) -> None:
+    kind = FakeMemory if level == DEVICE else FakeStore
+    stores = kind("", [], block_nbytes), FakeMemory("", [], block_nbytes)
+    for source, target in (stores, stores[::-1]):
+        assert Route(source, target, None, lambda: None).batch == blocks
+
+
+async def test_the_end_of_a_batch_takes_several_turns_of_the_loop() -> None:
+    bench, ended = Bench(), [0]
+    for n in range(256):
+        bench.copy((HOST, n), (DEVICE, n))
+    await turn()
+    bench.log[0].ended.set_result(None)
+    while bench.transfer.busy:
+        await asyncio.sleep(0)
+        ended.append(len(bench.outcomes))
+    assert ended[-1] == 256
+    assert max(after - before for before, after in pairwise(ended)) == 32
+
+
+async def test_a_load_is_not_behind_all_demotions() -> None:
+    bench = Bench()
+    for n in range(4 * 256):
+        bench.copy((DEVICE, n), (HOST, n))
+    await turn()
+    bench.copy((HOST, 5000), (DEVICE, 5000))
+    await turn()
+    assert [name for name, _ in bench.asked] == ["read device", "read device", "read host"]
+    await bench.log[0].end()
+    assert bench.asked[-1] == ("read device", list(range(512, 768)))
+    await bench.finish()
+
+
+async def test_loads_and_demotions_that_wait_together_begin_with_the_loads() -> None:
+    bench = Bench()
+    bench.copy((DEVICE, 1), (HOST, 1))
+    bench.copy((HOST, 2), (DEVICE, 2))
+    await turn()
+    assert [name for name, _ in bench.asked] == ["read host", "read device"]
+    await bench.finish()
+
+
+async def test_a_demotion_that_has_not_begun_is_cancelled() -> None:
+    bench = Bench()
+    copies = [bench.copy((DEVICE, n), (HOST, n)) for n in range(3 * 256)]
+    await turn()
+    bench.transfer.cancel(Place(HOST, 0, BlockId(600)))
+    assert bench.outcomes == {copies[600]: Outcome.CANCELLED}
+    await bench.log[0].end()
+    assert 600 not in bench.asked[-1][1]
+    assert len(bench.asked[-1][1]) == 255
+    await bench.finish()
 
 
 async def test_groups_do_not_share_a_batch() -> None:

@@ -40,7 +40,7 @@ async def test_only_the_blocks_that_failed_fail() -> None:
     assert bench.outcomes == {good: Outcome.DONE, bad: Outcome.LOST}
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO])
 async def test_a_medium_that_takes_nothing_is_reported(code: int) -> None:
     bench = Bench()
     bad, good = bench.copy((HOST, 1), (SSD, 5)), bench.copy((HOST, 2), (SSD, 6))

@@ -69,6 +69,36 @@ def test_so_many_at_once_and_no_more() -> None:
     assert len(rig.cache.reclaim(16)) == 5
 
 
+def test_after_a_look_another_is_worth_it_once_so_many_places_were_taken() -> None:
+    rig = marked(10, 20, low=0.2, high=0.5)
+    assert rig.cache.chain.lags()  # nobody has looked yet
+    rig.cache.reclaim(16)
+    lease = rig.acquire("abcdefgh", num_tokens=16)  # the two that remain are the low mark
+    assert not rig.cache.chain.lags()
+    rig.commit(lease)
+    rig.release(lease)
+    assert not rig.cache.chain.lags()
+    other = rig.acquire("x", num_tokens=1)
+    assert rig.cache.chain.lags()
+    assert [copy.key for copy in rig.cache.reclaim(16)]
+    assert rig.cache.reclaim(16) == []
+    assert not rig.cache.chain.lags()
+    rig.release(other)
+
+
+def test_a_place_that_a_hit_holds_again_is_taken_too() -> None:
+    rig = marked(10, 8, low=0.2, high=0.8)
+    rig.write("abcd")
+    rig.cache.reclaim(16)  # six are free: four more than the low mark
+    lease = rig.acquire("xxx", num_tokens=7)
+    assert not rig.cache.chain.lags()
+    rig.release(lease)
+    rig.cache.reclaim(16)
+    lease = rig.acquire("abcd")  # one place, and four that might have been evicted
+    assert rig.cache.chain.lags()
+    rig.release(lease)
+
+
 def test_every_tier_but_the_coldest_is_kept_clean() -> None:
     rig = marked(2, 2, 8, low=1.0, high=1.0)
     for name in "ab":
@@ -89,6 +119,14 @@ def test_a_prefetch_brings_a_prompt_from_the_ssd_into_host_memory() -> None:
     assert rig.found(HOST) == {"a", "ab", "abc"}
     assert rig.found(DEVICE) == set()
     assert all(block.ref_cnt == 0 for level in (HOST, SSD) for block in rig.pool(level))
+
+
+def test_a_prefetch_from_a_start_on_leaves_alone_what_lies_before() -> None:
+    rig = Rig(8, 8, 8, at_once=True)
+    rig.place(SSD, "abcd", first=1)
+    copies = rig.cache.prefetch(chain("abcd"), rig.tokens("abcd"), 16, NOW, start=4)
+    assert [copy.key for copy in copies] == [b"abc", b"abcd"]
+    assert rig.cache.chain.counts.prefetched == 2
 
 
 def test_a_prefetch_takes_no_place_that_would_be_missed() -> None:

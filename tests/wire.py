@@ -36,7 +36,8 @@ class Wire:
                 data = b""
             if not data:
                 return None
-            self._frames, self._data = protocol.split(self._data + data)
+            self._frames, used = protocol.split(self._data + data)
+            self._data = (self._data + data)[used:]
         return self._frames.pop(0)
 
     def ask(self, op: int, body: bytes) -> Frame:

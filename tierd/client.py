@@ -13,17 +13,21 @@ tiers: where a block came from is the daemon's business.
 
 import os
 import socket
+import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
 from tierd import protocol
 from tierd.errors import DaemonLost, LeaseError, ProtocolError
+from tierd.inbox import Inbox
 from tierd.layout import KVLayout
 from tierd.pool import Pool
-from tierd.protocol import Frame, Kind, Op
+from tierd.protocol import ERROR, PUSH, REPLY, REQUEST, Frame, Op, encode
 from tierd.shm import CudaMemory, SharedMemory
+
+_PIPELINED = 64  # requests on their way at once: their answers fit the socket, whoever waits
 
 
 def connect(path: str | os.PathLike[str] | None = None, *, tenant: str = "") -> "Client":
@@ -38,12 +42,13 @@ class Client:
     """One connection. `boot` names the daemon's life: another id means another daemon."""
 
     def __init__(self, path: str, tenant: str = "", timeout: float = 60.0) -> None:
-        self._path, self.lock, self._buffer = path, threading.RLock(), b""
-        self._pid, self._request, self._lost = os.getpid(), 0, ""
+        self._path, self.lock, self._inbox = path, threading.RLock(), Inbox()
+        self._pid, self._lost = os.getpid(), ""
+        self._first = self._request = 0  # of those that are waited for: the first and the last
         self._memory: SharedMemory | CudaMemory | None = None
         self.pool: Pool | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(timeout)
+        _limit_waits(self._socket, timeout)
         try:
             self._socket.connect(path)
             welcome = self._hello(tenant)
@@ -61,13 +66,13 @@ class Client:
     def _hello(self, tenant: str) -> dict[str, Any]:
         """Say HELLO; the answer brings the device tier's file descriptor."""
         body = protocol.dump({"protocol": protocol.VERSION, "tenant": tenant})
-        self._socket.sendall(protocol.encode(Op.HELLO, Kind.REQUEST, 0, body))
+        self._socket.sendall(encode(Op.HELLO, REQUEST, 0, body))
         data, fds, _, _ = socket.recv_fds(self._socket, 65536, 1)
         while not (frames := protocol.split(data)[0]):
             if not data or not (more := self._socket.recv(65536)):
                 raise self._lose("hung up during the greeting")
             data += more
-        if frames[0].kind == Kind.ERROR:
+        if frames[0].kind == ERROR:
             raise protocol.parse_error(frames[0].body)
         welcome = protocol.parse(frames[0].body)
         device = welcome["device"]
@@ -100,13 +105,38 @@ class Client:
         """
         with self.lock:
             self._check()
-            self._request += 1
-            self._send(protocol.encode(op, Kind.REQUEST, self._request, body))
-            while (reply := self._receive(take)) is None:
+            self._request = self._first = self._request + 1
+            self._send(encode(op, REQUEST, self._request, body))
+            while not (replies := self._receive(take)):
                 pass
-            if reply.kind == Kind.ERROR:
+            reply = replies[0]
+            if reply.kind == ERROR:
                 raise protocol.parse_error(reply.body)
             return reply.body
+
+    def call_many(self, op: Op, bodies: Sequence[bytes]) -> list[bytes]:
+        """Many requests of one kind, several on their way at a time, and their replies.
+
+        Raises as `call`, once what is on its way has been answered.
+        """
+        answers = []
+        for start in range(0, len(bodies), _PIPELINED):
+            with self.lock:
+                answers += self._call_all(op, bodies[start : start + _PIPELINED])
+        return answers
+
+    def _call_all(self, op: Op, bodies: Sequence[bytes]) -> list[bytes]:
+        self._check()
+        self._first, self._request = self._request + 1, self._request + len(bodies)
+        numbered = enumerate(bodies, self._first)
+        self._send(b"".join([encode(op, REQUEST, number, body) for number, body in numbered]))
+        replies: list[Frame] = []
+        while len(replies) < len(bodies):
+            replies += self._receive()
+        for reply in replies:
+            if reply.kind == ERROR:
+                raise protocol.parse_error(reply.body)
+        return [reply.body for reply in sorted(replies, key=lambda reply: reply.request)]
 
     def await_push(self, done: Callable[[], bool]) -> bool:
         """Unless `done()`, wait for the daemon to push something, and take it in; returns `done()`.
@@ -130,31 +160,30 @@ class Client:
             self._socket.sendall(data)
         except OSError as error:
             if isinstance(error, BrokenPipeError | ConnectionResetError):
-                while self._receive() is None:  # the daemon may have said why before it hung up
+                while not self._receive():  # the daemon may have said why before it hung up
                     pass
-            raise self._lose(str(error)) from None
+            raise self._lose(_why(error)) from None
 
-    def _receive(self, take: Callable[[bytes], None] | None = None) -> Frame | None:
-        """Wait for frames and take them in, in order; returns the reply to the last request."""
+    def _receive(self, take: Callable[[bytes], None] | None = None) -> list[Frame]:
+        """Wait for frames and take them in, in order; returns the replies that are waited for."""
         try:
-            data = self._socket.recv(1 << 16)
+            nbytes = self._socket.recv_into(self._inbox.space())
         except OSError as error:
-            raise self._lose(str(error)) from None
-        if not data:
+            raise self._lose(_why(error)) from None
+        if not nbytes:
             raise self._lose("it hung up")
-        frames, self._buffer = protocol.split(self._buffer + data)
-        reply = None
-        for frame in frames:
-            if frame.kind == Kind.PUSH:
+        replies = []
+        for frame in self._inbox.took(nbytes):
+            if frame.kind == PUSH:
                 if self.pool:
                     self.pool.pushed(frame)
-            elif frame.kind == Kind.ERROR and frame.request == 0:
+            elif frame.request == 0:  # it hangs up
                 raise protocol.parse_error(frame.body)
-            elif frame.request == self._request:
-                reply = frame
-                if take and frame.kind == Kind.REPLY:
+            elif frame.request >= self._first:
+                replies.append(frame)
+                if take and frame.kind == REPLY:
                     take(frame.body)
-        return reply
+        return replies
 
     def _lose(self, why: str) -> DaemonLost:
         self._lost = f"the daemon at {self._path} is gone: {why}"
@@ -179,3 +208,15 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _limit_waits(connection: socket.socket, seconds: float) -> None:
+    """By the kernel: Python's own timeout asks `poll` before every call."""
+    whole = int(seconds)
+    limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, limit)
+
+
+def _why(error: OSError) -> str:
+    return "timed out" if isinstance(error, BlockingIOError) else str(error)

@@ -6,18 +6,24 @@ A request is one message for a whole batch. It knows what a block holds only by 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from tierd import protocol
+from tierd.block import BlockHash
 from tierd.errors import TierdError
 from tierd.layout import KVLayout
 from tierd.lease import Lease
 from tierd.prefix import PrefixChain, Tokens, token_array
-from tierd.protocol import Frame, Op
+from tierd.protocol import MOST_LOOKED_UP, Frame, Op, dump_lookup
 from tierd.shm import CudaMemory, SharedMemory
 
 if TYPE_CHECKING:
     import torch
 
     from tierd.client import Client
+
+_FASTEST = 1e18  # tokens a second, beyond any engine
 
 
 class Pool:
@@ -61,23 +67,33 @@ class Pool:
         return view[:, index, 0], view[:, index, 1]
 
     def acquire(
-        self, tokens: Tokens, *, room: int = 0, extra: Mapping[int, bytes] | None = None
+        self,
+        tokens: Tokens,
+        *,
+        room: int = 0,
+        extra: Mapping[int, bytes] | None = None,
+        prefill: float = 0.0,
     ) -> Lease:
         """Lease the blocks of a prompt, its longest known prefix filled or being filled.
 
         `room`: tokens to have places for, the prompt's length if smaller. `extra`: position to
-        bytes that also decide the K and V there (an image's hash). Raises OutOfBlocks.
+        bytes that also decide the K and V there (an image's hash). `prefill`: tokens a second that
+        this engine computes; where loading a part of the prefix would take longer than computing
+        it, that part is left out. 0: unknown, all is loaded. Raises OutOfBlocks.
         """
         ids = token_array(tokens)
         if not len(ids):
             raise ValueError("tokens: a prompt has at least one")
+        if not 0 <= prefill < _FASTEST:
+            raise ValueError(f"prefill: {prefill} tokens a second is no speed")
         chain = PrefixChain(self._root, self.layout.hash_step, extra)
         chain.append(ids)
         with self.client.lock:
             self._next += 1
             lease = Lease(self, self._next, chain, len(ids))
             self._leases[lease.number] = lease
-            body = protocol.dump_acquire(lease.number, len(ids), max(room, len(ids)), chain.hashes)
+            places = max(room, len(ids))
+            body = protocol.dump_acquire(lease.number, len(ids), places, chain.hashes, prefill)
             try:
                 self.client.call(Op.ACQUIRE, body, lease.answered)
             except TierdError:
@@ -94,6 +110,32 @@ class Pool:
         chain = PrefixChain(self._root, self.layout.hash_step, extra)
         chain.append(ids)
         self.client.call(Op.PREFETCH, protocol.dump_prefetch(within, len(ids), chain.hashes))
+
+    def lookup(
+        self, tokens: Tokens, *, extra: Mapping[int, bytes] | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """From which level each granule of a prompt would be served, 0 the hottest; `NOWHERE` where
+        none holds it for every layer group. It changes nothing, and promises nothing."""
+        return self.lookup_many([self.hashes(tokens, extra=extra)])[0]
+
+    def lookup_many(self, prompts: Sequence[Sequence[BlockHash]]) -> list[npt.NDArray[np.uint8]]:
+        """As `lookup`, for many prompts by their `hashes`, without waiting for each answer."""
+        bodies = [
+            dump_lookup(at, hashes[at : at + MOST_LOOKED_UP])
+            for hashes in prompts
+            for at in range(0, len(hashes), MOST_LOOKED_UP)
+        ]
+        answers = b"".join(self.client.call_many(Op.LOOKUP, bodies))
+        ends = np.cumsum([len(hashes) for hashes in prompts])
+        return np.split(np.frombuffer(answers, np.uint8), ends)[:-1]
+
+    def hashes(
+        self, tokens: Tokens, *, extra: Mapping[int, bytes] | None = None
+    ) -> list[BlockHash]:
+        """The names of a prompt's full granules."""
+        chain = PrefixChain(self._root, self.layout.hash_step, extra)
+        chain.append(token_array(tokens))
+        return chain.hashes
 
     def advance(self, steps: Sequence[tuple[Lease, int, int]]) -> None:
         """For each `(lease, committed, room)` of a batch: freeze its first `committed` tokens and

@@ -10,6 +10,7 @@ This module knows bytes, not what they mean: it opens no socket and holds no sta
 """
 
 import json
+import math
 import os
 from array import array
 from collections.abc import Iterable, Sequence
@@ -23,8 +24,12 @@ from tierd.block import HASH_NBYTES, BlockHash
 VERSION = 1
 HEADER = Struct("<IBBHQ")
 MAX_FRAME = 16 << 20
+NOWHERE = 0xFF  # what LOOKUP says of a granule that no tier can serve; else the level that can
+MOST_LOOKED_UP = 1024  # hashes a LOOKUP: the daemon looks them up at once
 
-_ACQUIRE = Struct("<QII")  # lease, prompt tokens, room
+_HEAD, _pack_head, _unpack_head = HEADER.size, HEADER.pack, HEADER.unpack_from
+
+_ACQUIRE = Struct("<QIIf")  # lease, prompt tokens, room, prefilled tokens a second
 _STEP = Struct("<QIII")  # lease, committed, room, number of hashes
 _COUNT = Struct("<I")
 _PREFETCH = Struct("<dI")  # seconds from now, prompt tokens
@@ -45,6 +50,7 @@ class Op(IntEnum):
     STATUS = 7  # JSON {} -> JSON
     GOODBYE = 8  # JSON {} -> JSON {}: views are dropped, nothing will be written any more
     PREFETCH = 9
+    LOOKUP = 10  # granules before the first u32, hashes -> a byte each: see `NOWHERE`
 
 
 class Kind(IntEnum):
@@ -54,6 +60,11 @@ class Kind(IntEnum):
     REPLY = 1
     ERROR = 2  # JSON {error, message}
     PUSH = 3
+
+
+# An enum's member costs more to look up than a frame to pack.
+REQUEST, REPLY, ERROR, PUSH = Kind
+_LAST_KIND = int(max(Kind))
 
 
 class Frame(NamedTuple):
@@ -94,31 +105,34 @@ def default_socket() -> str:
     return "/run/tierd/tierd.sock" if uid == 0 else f"/tmp/tierd-{uid}/tierd.sock"
 
 
-def encode(op: Op, kind: Kind, request: int, body: bytes = b"") -> bytes:
+def encode(op: int, kind: Kind, request: int, body: bytes = b"") -> bytes:
     """A whole frame."""
-    return HEADER.pack(len(body), op, kind, 0, request) + body
+    return _pack_head(len(body), op, kind, 0, request) + body
 
 
-def split(data: bytes, max_frame: int = MAX_FRAME) -> tuple[list[Frame], bytes]:
-    """The whole frames at the start of `data`, and the rest.
+def split(
+    data: bytes | memoryview, max_frame: int = MAX_FRAME, stop: int | None = None
+) -> tuple[list[Frame], int]:
+    """The whole frames at the start of `data` (up to `stop`), and how many bytes they are.
 
     Raises ProtocolError as soon as a header claims a body over `max_frame`, or breaks the form.
     """
     frames, at = [], 0
-    while len(data) - at >= HEADER.size:
-        nbytes, op, kind, zero, request = HEADER.unpack_from(data, at)
+    stop = len(data) if stop is None else stop
+    while stop - at >= _HEAD:
+        nbytes, op, kind, zero, request = _unpack_head(data, at)
         if nbytes > max_frame:
             raise errors.ProtocolError(
                 f"a frame of {nbytes} bytes; at most {max_frame} are allowed"
             )
-        if zero or kind > max(Kind):
+        if zero or kind > _LAST_KIND:
             raise errors.ProtocolError("these bytes are no frame of tierd's protocol")
-        if len(data) - at - HEADER.size < nbytes:
+        start = at + _HEAD
+        if stop - start < nbytes:
             break
-        start = at + HEADER.size
-        frames.append(Frame(op, kind, request, bytes(data[start : start + nbytes])))
         at = start + nbytes
-    return frames, data[at:]
+        frames.append(Frame(op, kind, request, bytes(data[start:at]) if nbytes else b""))
+    return frames, at
 
 
 # -- JSON bodies and errors ----------------------------------------------------------------------
@@ -190,16 +204,20 @@ def _hashes(body: bytes, at: int, count: int) -> list[BlockHash]:
     return [BlockHash(body[i : i + HASH_NBYTES]) for i in range(at, stop, HASH_NBYTES)]
 
 
-def dump_acquire(lease: int, num_tokens: int, room: int, hashes: Sequence[BlockHash]) -> bytes:
-    return _ACQUIRE.pack(lease, num_tokens, room) + b"".join(hashes)
+def dump_acquire(
+    lease: int, num_tokens: int, room: int, hashes: Sequence[BlockHash], prefill: float = 0.0
+) -> bytes:
+    return _ACQUIRE.pack(lease, num_tokens, room, prefill) + b"".join(hashes)
 
 
-def parse_acquire(body: bytes) -> tuple[int, int, int, list[BlockHash]]:
+def parse_acquire(body: bytes) -> tuple[int, int, int, float, list[BlockHash]]:
     if len(body) < _ACQUIRE.size or (len(body) - _ACQUIRE.size) % HASH_NBYTES:
         raise errors.ProtocolError(f"an ACQUIRE of {len(body)} bytes")
-    lease, num_tokens, room = _ACQUIRE.unpack_from(body)
+    lease, num_tokens, room, prefill = _ACQUIRE.unpack_from(body)
+    if not 0 <= prefill < math.inf:
+        raise errors.ProtocolError(f"an ACQUIRE at {prefill} tokens a second")
     count = (len(body) - _ACQUIRE.size) // HASH_NBYTES
-    return lease, num_tokens, room, _hashes(body, _ACQUIRE.size, count)
+    return lease, num_tokens, room, prefill, _hashes(body, _ACQUIRE.size, count)
 
 
 def dump_prefetch(seconds: float, num_tokens: int, hashes: Sequence[BlockHash]) -> bytes:
@@ -212,6 +230,17 @@ def parse_prefetch(body: bytes) -> tuple[float, int, list[BlockHash]]:
         raise errors.ProtocolError(f"a PREFETCH of {len(body)} bytes")
     seconds, num_tokens = _PREFETCH.unpack_from(body)
     return seconds, num_tokens, _hashes(body, _PREFETCH.size, count)
+
+
+def dump_lookup(first: int, hashes: Sequence[BlockHash]) -> bytes:
+    return _COUNT.pack(first) + b"".join(hashes)
+
+
+def parse_lookup(body: bytes) -> tuple[int, list[BlockHash]]:
+    count, rest = divmod(len(body) - _COUNT.size, HASH_NBYTES)
+    if count < 0 or rest or count > MOST_LOOKED_UP:
+        raise errors.ProtocolError(f"a LOOKUP of {len(body)} bytes")
+    return _COUNT.unpack_from(body)[0], _hashes(body, _COUNT.size, count)
 
 
 def dump_lease(state: LeaseState) -> bytes:

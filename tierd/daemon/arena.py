@@ -20,8 +20,9 @@ class Arena:
     def __init__(self, nbytes: int, extent_nbytes: int = EXTENT_NBYTES) -> None:
         self.extent_nbytes = extent_nbytes
         self._owners: list[Hashable | None] = [None] * (nbytes // extent_nbytes)
+        self._num_free = len(self._owners)
         # Few long runs instead of many short ones: less is lost at their edges.
-        self._step = max(1, len(self._owners) // 16)
+        self.step = max(1, len(self._owners) // 16)
 
     @property
     def nbytes(self) -> int:
@@ -29,15 +30,15 @@ class Arena:
 
     @property
     def nbytes_free(self) -> int:
-        return self._owners.count(None) * self.extent_nbytes
+        return self._num_free * self.extent_nbytes
 
     def grow(self, owner: Hashable, block_nbytes: int) -> list[int] | None:
         """Give `owner` another run of extents: the block ids it gained, None if none fit."""
-        least = -(-block_nbytes // self.extent_nbytes)
-        if self.extent_nbytes % block_nbytes:  # blocks are aligned to their own size, runs are not
-            least *= 2
+        if not self._num_free:
+            return None
+        least = self.least(block_nbytes)
         for start, room in self._openings(owner, least):
-            take = min(room, max(self._step, least))
+            take = min(room, max(self.step, least))
             before = {
                 block_id
                 for edge in (start, start + take)  # it may close a gap between two runs
@@ -45,11 +46,17 @@ class Arena:
             }
             for extent in range(start, start + take):
                 self._owners[extent] = owner
+            self._num_free -= take
             if gained := [i for i in self._ids(owner, block_nbytes, start) if i not in before]:
                 return gained
-            for extent in range(start, start + take):
-                self._owners[extent] = None
+            self.give_back(owner, start, start + take)
         return None
+
+    def least(self, block_nbytes: int) -> int:
+        """Extents of a run that holds a whole block wherever it begins."""
+        extents = -(-block_nbytes // self.extent_nbytes)
+        # Blocks are aligned to their own size, runs are not.
+        return 2 * extents if self.extent_nbytes % block_nbytes else extents
 
     def runs(self, owner: Hashable) -> list[tuple[int, int]]:
         """`(first, past the last)` extent of each run of `owner`."""
@@ -61,28 +68,22 @@ class Arena:
             start = stop
         return runs
 
-    def leaving(self, owner: Hashable, block_nbytes: int, start: int, stop: int) -> list[int]:
-        """The block ids that `owner` would lose with its extents `start` to `stop`, of one run."""
-        held = self._ids(owner, block_nbytes, start)
-        first, last = start, stop
-        while first and self._owners[first - 1] == owner:
-            first -= 1
-        while last < len(self._owners) and self._owners[last] == owner:
-            last += 1
-        kept = (
-            set(self._whole(first, start, block_nbytes)),
-            set(self._whole(stop, last, block_nbytes)),
-        )
-        return [block_id for block_id in held if block_id not in kept[0] | kept[1]]
+    def touching(self, start: int, stop: int, block_nbytes: int) -> range:
+        """The block ids that lie in extents `start` to `stop`, if only in part."""
+        first, last = start * self.extent_nbytes, stop * self.extent_nbytes
+        return range(first // block_nbytes, -(-last // block_nbytes))
 
     def give_back(self, owner: Hashable, start: int, stop: int) -> None:
-        """`owner` gives its extents `start` to `stop` back; see `leaving`."""
+        """`owner` gives its extents `start` to `stop` back, and with them every block `touching`
+        them."""
         assert all(of == owner for of in self._owners[start:stop]), "these extents are another's"
         self._owners[start:stop] = [None] * (stop - start)
+        self._num_free += stop - start
 
     def release(self, owner: Hashable) -> None:
         """Take back every extent of `owner`."""
-        self._owners = [None if of == owner else of for of in self._owners]
+        for start, stop in self.runs(owner):
+            self.give_back(owner, start, stop)
 
     def _openings(self, owner: Hashable, least: int) -> list[tuple[int, int]]:
         """`(first extent, length)` of free runs: those that continue a run of `owner` first."""

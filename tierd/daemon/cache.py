@@ -70,16 +70,17 @@ class TieredCache:
         room: int,
         access: Access,
         notify: Notify | None = None,
+        most: int | None = None,
     ) -> Lease:
         """Lease places for `room` tokens, the longest hit of a prompt of `num_tokens` in place or
-        on its way.
+        on its way; at most `most` tokens of it.
 
         Raises OutOfBlocks, nothing changed, if the top tier cannot hold it; LeaseError if a hash
         is named twice.
         """
         check_names(hashes)
         self.loads.access = access
-        hit = self.match.hit(hashes, num_tokens)
+        hit = self.match.hit(hashes, num_tokens if most is None else min(num_tokens, most + 1))
         groups = range(len(self._sizes))
         found = [self.match.find(group, hashes, hit) for group in groups]
         parts = [self.match.find_part(group, hashes, hit) for group in groups]
@@ -252,14 +253,21 @@ class TieredCache:
         return self.loads.emit()
 
     def prefetch(
-        self, hashes: Sequence[BlockHash], num_tokens: int, limit: int, access: Access
+        self,
+        hashes: Sequence[BlockHash],
+        num_tokens: int,
+        limit: int,
+        access: Access,
+        start: int = 0,
     ) -> list[Copy]:
-        """Bring what a prompt would hit from further below into host memory, at most `limit` blocks
-        that are not there yet; returns the copies begun. It evicts nothing that would be missed.
+        """Bring what a prompt would hit, from `start` on, from further below into host memory, at
+        most `limit` blocks that are not there yet; returns the copies begun. It evicts nothing that
+        would be missed.
         """
-        hit = self.match.hit(hashes, num_tokens)
-        found = [self.match.find(group, hashes, hit) for group in range(len(self._sizes))]
-        parts = [self.match.find_part(group, hashes, hit) for group in range(len(self._sizes))]
+        groups = range(len(self._sizes))
+        hit = self.match.hit(hashes, num_tokens, start)
+        found = [self.match.find(group, hashes, hit, start) for group in groups]
+        parts = [self.match.find_part(group, hashes, hit) for group in groups]
         self._pin(found, parts)  # of the hit nothing gives way to the rest of it
         for group, blocks in enumerate(found):
             used = [(level, block) for _, level, block in blocks]
@@ -310,7 +318,8 @@ class TieredCache:
     def _take_part(self, lease: Lease, group: int, level: int, source: Block) -> None:
         """The hit ends inside a pinned block: the lease gets a copy, which it goes on to write."""
         target = lease.tables[group][lease.hit // self._sizes[group]]
-        assert target is not None and source.key is not None, "a part of a named block"
+        assert target is not None, "the hit's last block is the lease's own"
+        assert source.key is not None, "only a named block is found"
         lease.tails[group] = source.key
         copy = self.chain.copy_on_write(group, level, source, 0, target)
         self.loads.wait_for_copy(lease, copy)

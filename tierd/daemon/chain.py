@@ -6,7 +6,7 @@ and taken by the cache (`take`), which has them carried out. It knows pools and 
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, zip_longest
+from itertools import islice, pairwise, zip_longest
 
 from policies.base import Access
 from tierd.block import Block, State
@@ -25,6 +25,7 @@ class TierChain:
         self.layout, self.tiers = layout, list(tiers)
         self.counts = Counts(blocks_hit=[0] * len(tiers))
         self._planned: list[Copy] = []
+        self._enough: dict[tuple[int, int], int] = {}  # by level and group: see `lags`
 
     def take(self) -> list[Copy]:
         """The copies planned since the last call, in program order."""
@@ -128,8 +129,20 @@ class TierChain:
                 dirty.append(block)
             else:
                 at_hand += 1
+        self._enough[level, group] = pool.num_taken + below.num_taken + at_hand - low
         if at_hand < low:
             self._copy_down(level, group, dirty[:limit], level + 1, access, pin=False)
+
+    def lags(self) -> bool:
+        """Whether so many places were taken since `clean_ahead` last looked that it should again.
+
+        A place taken below counts too: what gave way to it there may have been our clean copy.
+        """
+        return any(
+            pool.num_taken + below.num_taken > self._enough.get((level, group), -1)
+            for level, (tier, colder) in enumerate(pairwise(self.tiers))
+            for group, (pool, below) in enumerate(zip(tier.pools, colder.pools, strict=True))
+        )
 
     def load(
         self,
@@ -197,6 +210,7 @@ class TierChain:
             self.tiers[level].pools[group].pin(source)
             self.put(group, level, source, 1, place, access)
             self.tiers[1].pools[group].unpin(place)
+            self.counts.prefetched += 1
 
     def unsaved(self) -> list[tuple[int, int, Block]]:
         """`(level, group, block)` of what only volatile tiers hold, hottest first, as far as the

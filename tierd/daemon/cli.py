@@ -113,17 +113,21 @@ def _status(arguments: argparse.Namespace) -> int:
 def _report(status: dict[str, Any]) -> list[str]:
     """The status for a person."""
     process, loop = status["process"], status["process"]["loop"]
+    memlock = process["memlock_limit_nbytes"]
     lines = [
         f"tierd {status['pid']} on {status['socket']}, up {status['uptime']:.0f} s, boot "
         f"{status['boot'][:8]}, {_size(process['rss_nbytes'])} resident",
         f"event loop: {loop['turns']} turns, {loop['long']} over 1 ms, longest "
         f"{loop['max_cpu_ms']:.1f} ms of CPU",
+        f"memory: {_size(process['memory_limit_nbytes'])} allowed, {_most(memlock)} may be locked",
     ]
     for tenant in status["tenants"]:
         lines += ["", f"tenant {tenant['name']}"]
         for name, facts in tenant["memory"].items():
             free = _size(facts["nbytes_free"])
-            lines.append(f"  {name}: {_size(facts['nbytes'])}, {free} in no pool yet")
+            huge = facts.get("nbytes_huge")
+            pages = "" if huge is None else f", {_size(huge)} on huge pages"
+            lines.append(f"  {name}: {_size(facts['nbytes'])}, {free} in no pool yet{pages}")
         if ssd := tenant["ssd"]:
             lines.append(f"  ssd: {_size(ssd['nbytes'])}, {_size(ssd['nbytes_used'])} on disk")
         for namespace in tenant["namespaces"]:
@@ -144,7 +148,8 @@ def _namespace(namespace: dict[str, Any]) -> list[str]:
     lines = [
         f"  {namespace['name']}: {namespace['requests']} requests, {asked} tokens, hit {rate}; "
         f"blocks {namespace['promoted']} promoted, {namespace['demoted']} demoted, "
-        f"{namespace['dropped']} dropped, {namespace['lost']} lost",
+        f"{namespace['prefetched']} prefetched, {namespace['dropped']} dropped, "
+        f"{namespace['lost']} lost",
         "    tier      group  blocks    free committed   private   loading quarantined      bytes",
     ]
     for tier in namespace["tiers"]:
@@ -156,7 +161,18 @@ def _namespace(namespace: dict[str, Any]) -> list[str]:
                 f"{group['quarantined']:>11} {_size(used):>10}"
                 + ("  paused" if tier["paused"] else "")
             )
+    names = [tier["name"] for tier in namespace["tiers"]]
+    for route, speed in sorted(namespace["speeds"].items()):
+        start, stop = (names[int(level)] for level in route.split(">"))
+        lines.append(
+            f"    {start} to {stop}: {speed['latency_s'] * 1e3:.2f} ms, then "
+            f"{1 / speed['seconds_per_gib']:.2f} GiB/s, over {speed['bursts']} bursts"
+        )
     return lines
+
+
+def _most(nbytes: int | None) -> str:
+    return "any amount" if nbytes is None else _size(nbytes)
 
 
 def _size(nbytes: float) -> str:

@@ -71,13 +71,15 @@ class Compaction:
         return vacancy
 
     def end(self, vacancy: Vacancy) -> bool:
-        """The copies have ended: whether the range is out of the pool. If not, it is back in it."""
+        """The copies have ended: whether the whole range is out of the pool. If not, `undo` it."""
         self._leave(vacancy)
-        if not vacancy.left:
-            return True
+        return not vacancy.left
+
+    def undo(self, vacancy: Vacancy) -> None:
+        """The range stays: what has left the pool is free in it again."""
         pool = self._chain.tiers[vacancy.level].pools[vacancy.group]
-        pool.grow(block.block_id for block in vacancy.gone)
-        return False
+        pool.grow(b.block_id for b in vacancy.gone if pool.at(b.block_id) is None)
+        vacancy.gone.clear()
 
     def _leave(self, vacancy: Vacancy) -> None:
         """Take the free places of the range out of the pool; where a block has moved from is out

@@ -111,6 +111,18 @@ class BlocksConfig(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchConfig(Section):
+    """What is brought from SSD into host memory before anybody asks for it."""
+
+    policy: Annotated[str, text] = "none"
+    options: Annotated[Mapping[str, object], table] = field(default_factory=dict)
+
+    def check(self) -> None:
+        found = _named("policy", self.policy, plugins.prefetch)
+        _check_options(found, self.options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TenantConfig(Section):
     """The users whose engines share an arena and an index, and their share of every tier."""
 
@@ -146,6 +158,7 @@ class Config(Section):
     host: Annotated[HostConfig | None, HostConfig.unless_empty] = field(default_factory=HostConfig)
     ssd: Annotated[SsdConfig | None, SsdConfig.if_present] = None
     blocks: Annotated[BlocksConfig, BlocksConfig.of] = field(default_factory=BlocksConfig)
+    prefetch: Annotated[PrefetchConfig, PrefetchConfig.of] = field(default_factory=PrefetchConfig)
     tenants: Annotated[Mapping[str, TenantConfig], _tenants] = field(default_factory=_only_myself)
 
     @classmethod

@@ -14,20 +14,20 @@ from typing import Any
 
 from tierd import protocol
 from tierd.errors import ProtocolError, TierdError
-from tierd.protocol import Frame, Kind, Op
+from tierd.inbox import Inbox
+from tierd.protocol import ERROR, PUSH, REPLY, REQUEST, Frame, Kind, Op, encode
 
 log = logging.getLogger("tierd.connection")
 
 _IN_FLIGHT = 1024  # requests owed an answer before the socket is left unread
 
 
-class Connection(asyncio.Protocol, ABC):
+class Connection(asyncio.BufferedProtocol, ABC):
     """Owns the transport and the tasks that answer later. `who` names the other end in the log."""
 
     def __init__(self, who: str, max_frame: int) -> None:
-        self._who, self._max_frame = who, max_frame
+        self._who, self._inbox = who, Inbox(max_frame)
         self._transport: asyncio.Transport | None = None
-        self._buffer = b""
         self._owed = 0
         self._unread = False  # what we wrote, by the engine
         self._quiet = False  # nothing is asked of us any more
@@ -43,7 +43,7 @@ class Connection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def all_answered(self) -> None:
-        """Nothing is owed any more."""
+        """The daemon ends, and nothing is owed any more."""
 
     @abstractmethod
     def broken(self, error: ProtocolError) -> None:
@@ -74,14 +74,16 @@ class Connection(asyncio.Protocol, ABC):
         assert isinstance(transport, asyncio.Transport), "a Unix stream"
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._inbox.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            frames, self._buffer = protocol.split(self._buffer + data, self._max_frame)
-            for frame in frames:
+            for frame in self._inbox.took(nbytes):
                 self._receive(frame)
         except ProtocolError as error:
             log.warning("%s broke the protocol: %s", self._who, error)
-            self._write(protocol.encode(Op.HELLO, Kind.ERROR, 0, protocol.dump_error(error)))
+            self._write(encode(Op.HELLO, ERROR, 0, protocol.dump_error(error)))
             self.broken(error)
             self.close()
 
@@ -100,22 +102,22 @@ class Connection(asyncio.Protocol, ABC):
 
     # -- requests and answers --------------------------------------------------------------------
 
-    def answer(self, frame: Frame, body: bytes = b"", kind: Kind = Kind.REPLY) -> None:
+    def answer(self, frame: Frame, body: bytes = b"", kind: Kind = REPLY) -> None:
         """What a request gets, once."""
         self._owed -= 1
         if self._owed == _IN_FLIGHT - 1:
             self._listen()
-        self._write(protocol.encode(Op(frame.op), kind, frame.request, body))
-        if not self._owed:
+        self._write(encode(frame.op, kind, frame.request, body))
+        if self._quiet and not self._owed:
             self.all_answered()
 
     def refuse(self, frame: Frame, error: TierdError) -> None:
         """Answer with an error."""
-        self.answer(frame, protocol.dump_error(error), Kind.ERROR)
+        self.answer(frame, protocol.dump_error(error), ERROR)
 
     def push(self, op: Op, body: bytes) -> None:
         """Tell the engine something it did not ask for."""
-        self._write(protocol.encode(op, Kind.PUSH, 0, body))
+        self._write(encode(op, PUSH, 0, body))
 
     def answer_later(self, frame: Frame, work: Coroutine[Any, Any, None]) -> None:
         """Answer from a task, which is this connection's to the end."""
@@ -124,7 +126,7 @@ class Connection(asyncio.Protocol, ABC):
         task.add_done_callback(partial(self._done_later, frame))
 
     def _receive(self, frame: Frame) -> None:
-        if frame.kind != Kind.REQUEST:
+        if frame.kind != REQUEST:
             raise ProtocolError(f"operation {frame.op} of kind {frame.kind} is none of ours")
         self._owed += 1
         if self._owed == _IN_FLIGHT:

@@ -17,8 +17,6 @@ from tierd.daemon.tier import Tier
 from tierd.errors import ConfigError
 from tierd.layout import KVLayout
 
-_PLACES = 512  # that a pool grows by in one turn of the loop
-
 log = logging.getLogger("tierd.disk")
 
 
@@ -91,10 +89,8 @@ class Disk:
             "ssd", plugins.policy(self._config.policy), self._config.options, names, grow
         )
         for name, pool in zip(names, tier.pools, strict=True):
-            places = self._volume.capacity(name)
-            for start in range(0, len(places), _PLACES):
-                pool.grow(places[start : start + _PLACES])
-                await asyncio.sleep(0)  # there may be a million; the loop goes on meanwhile
+            # There may be a million, and nobody has the pool yet.
+            await asyncio.to_thread(pool.grow, self._volume.capacity(name))
         return tier
 
     def _names(self, layout: KVLayout) -> list[str]:

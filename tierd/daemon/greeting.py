@@ -44,12 +44,12 @@ async def first_frame(connection: socket.socket) -> protocol.Frame:
     """The HELLO. Nothing may follow it before it is answered."""
     loop, data = asyncio.get_running_loop(), b""
     while True:
-        frames, rest = protocol.split(data, max_frame=_MAX_HELLO)
+        frames, used = protocol.split(data, max_frame=_MAX_HELLO)
         if frames:
             break
         if not (more := await loop.sock_recv(connection, _MAX_HELLO)):
             raise EOFError("hung up")
         data += more
-    if frames[0].op != Op.HELLO or len(frames) > 1 or rest:
+    if frames[0].op != Op.HELLO or len(frames) > 1 or used < len(data):
         raise ProtocolError("a connection begins with HELLO, and waits for its answer")
     return frames[0]

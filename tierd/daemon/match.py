@@ -11,12 +11,16 @@ serves that begins with the same granules, and maybe goes on otherwise:
 Pure reading: nothing here changes a pool, or knows what a hit is for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from tierd.block import Block, BlockHash
 from tierd.daemon.tier import Tier
 from tierd.errors import LeaseError
 from tierd.layout import KVLayout
+from tierd.protocol import NOWHERE
 
 
 def first_block(hit: int, window: int | None, size: int) -> int:
@@ -38,8 +42,15 @@ class PrefixMatch:
         self._sizes = [group.block_size for group in layout.groups]
         self._ratios = [size // layout.hash_step for size in self._sizes]
 
-    def hit(self, hashes: Sequence[BlockHash], num_tokens: int) -> int:
+    def hit(self, hashes: Sequence[BlockHash], num_tokens: int, start: int = 0) -> int:
         """Tokens of the longest usable hit of a prompt of `num_tokens`. Changes nothing.
+
+        What lies before `start` is taken for known.
+        """
+        return next(self.hits(hashes, num_tokens, start))
+
+    def hits(self, hashes: Sequence[BlockHash], num_tokens: int, start: int = 0) -> Iterator[int]:
+        """Tokens of every usable hit, the longest first, down to 0.
 
         It is a whole number of granules, leaves one token to compute, and needs all tokens of
         full-attention groups but only the window's of sliding-window groups.
@@ -49,13 +60,70 @@ class PrefixMatch:
         windows = []
         for group in range(len(self._sizes)):
             if self._layout.window(group) is None:
-                hit = self._reach(group, hashes, hit)
+                hit = self._reach(group, hashes, start, hit)
             else:
                 windows.append(group)
-        runs = {group: self._runs(group, hashes, hit) for group in windows}
-        while hit and not all(self._sees(g, hashes, hit, runs[g]) for g in windows):
+        if not windows:
+            yield from range(hit, -1, -step)
+            return
+        runs = {group: self._runs(group, hashes, start, hit) for group in windows}
+        while hit:
+            if all(self._sees(group, hashes, hit, runs[group]) for group in windows):
+                yield hit
             hit -= step
-        return hit
+        yield 0
+
+    def on_top(self, hashes: Sequence[BlockHash], hit: int) -> bool:
+        """Whether all that a usable `hit` needs is in the top tier, or on its way there."""
+        for group, size in enumerate(self._sizes):
+            get = self._tiers[0].pools[group].get
+            first = first_block(hit, self._layout.window(group), size)
+            names = self.names(group, hashes, first, hit // size)
+            if not all(get(key) is not None for key in names):
+                return False
+            if (part := self.find_part(group, hashes, hit)) is not None and part[0] > 0:
+                return False
+        return True
+
+    def below(self, hashes: Sequence[BlockHash], hits: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Bytes that each of some usable `hits`, the longest first, has below the top tier.
+
+        Shape `[levels, len(hits)]`: by level of the hottest copy; row 0 is 0.
+        """
+        ends = np.asarray(hits)
+        found = np.zeros((len(self._tiers), len(hits)), np.int64)
+        for group, size in enumerate(self._sizes):
+            levels = self._levels(group, hashes, hits[0] // size)
+            if (part := self.find_part(group, hashes, hits[0])) is not None:
+                levels = np.append(levels, part[0])
+            window = self._layout.window(group)
+            first = 0 * ends if window is None else np.maximum(0, ends - window) // size
+            for level in range(1, len(self._tiers)):
+                count = np.concatenate([[0], np.cumsum(levels == level)])
+                nbytes = self._layout.block_nbytes(group)
+                found[level] += (count[-(-ends // size)] - count[first]) * nbytes
+        return found
+
+    def lookup(self, first: int, hashes: Sequence[BlockHash]) -> bytes:
+        """For each granule of a prompt from granule `first` on: the level that serves it, a byte.
+
+        Of several groups it is the coldest of their hottest copies, which may be on their way;
+        `NOWHERE` if one of them has none.
+        """
+        served = [-1] * len(hashes)
+        for group, ratio in enumerate(self._ratios):
+            pools = [tier.pools[group] for tier in self._tiers]
+            finds = [pool.get if ratio == 1 else pool.covering for pool in pools]
+            ends = [pool.get for pool in pools]
+            for at, key in enumerate(hashes):
+                level = 0
+                for find in finds if (first + at + 1) % ratio else ends:
+                    if find(key) is not None:
+                        break
+                    level += 1
+                served[at] = max(served[at], level)
+        levels = range(len(self._tiers))
+        return bytes([level if level in levels else NOWHERE for level in served])
 
     def names(
         self, group: int, hashes: Sequence[BlockHash], start: int, stop: int
@@ -70,14 +138,17 @@ class PrefixMatch:
         return hashes[index * ratio : (index + 1) * ratio - 1] if ratio > 1 else ()
 
     def find(
-        self, group: int, hashes: Sequence[BlockHash], hit: int
+        self, group: int, hashes: Sequence[BlockHash], hit: int, start: int = 0
     ) -> list[tuple[int, int, Block]]:
-        """`(index, level, block)`, hottest copy, of every whole block of a group in `hit`."""
-        size = self._sizes[group]
-        first, found = first_block(hit, self._layout.window(group), size), []
+        """`(index, level, block)`, hottest copy, of every whole block of a group that `hit` needs
+        from `start` on."""
+        size, found = self._sizes[group], []
+        first = max(first_block(hit, self._layout.window(group), size), start // size)
+        first = min(first, hit // size)
+        gets = list(enumerate(tier.pools[group].get for tier in self._tiers))
         for index, key in enumerate(self.names(group, hashes, first, hit // size), first):
-            for level, tier in enumerate(self._tiers):
-                if block := tier.pools[group].get(key):
+            for level, get in gets:
+                if (block := get(key)) is not None:
                     found.append((index, level, block))
                     break
         assert len(found) == hit // size - first, "a matched block is gone"
@@ -94,25 +165,39 @@ class PrefixMatch:
         assert part is not None, "a matched block is gone"
         return part
 
-    def _reach(self, group: int, hashes: Sequence[BlockHash], hit: int) -> int:
+    def _levels(self, group: int, hashes: Sequence[BlockHash], count: int) -> npt.NDArray[np.int64]:
+        """The hottest level of each of the first `count` blocks of a group, -1 where none is."""
+        names = self.names(group, hashes, 0, count)
+        levels = np.full(len(names), -1)
+        for level in range(len(self._tiers) - 1, -1, -1):  # so that the hottest stays
+            get = self._tiers[level].pools[group].get
+            levels[[get(key) is not None for key in names]] = level
+        return levels
+
+    def _reach(self, group: int, hashes: Sequence[BlockHash], start: int, hit: int) -> int:
         """Leading tokens of the group, whole granules up to `hit`, that some tier holds."""
-        pools = [tier.pools[group] for tier in self._tiers]
-        ratio, step, whole = self._ratios[group], self._layout.hash_step, 0
-        for key in self.names(group, hashes, 0, hit // self._sizes[group]):
-            if not any(pool.get(key) for pool in pools):
+        size, ratio = self._sizes[group], self._ratios[group]
+        gets = [tier.pools[group].get for tier in self._tiers]
+        whole, stop = start // size, hit // size
+        for key in self.names(group, hashes, whole, stop):
+            for get in gets:  # a third of the time of any(): every request waits for this
+                if get(key) is not None:
+                    break
+            else:
                 break
             whole += 1
-        most = min(hit // step, (whole + 1) * ratio - 1)
-        for granules in range(most, whole * ratio, -1):
-            if any(pool.covering(hashes[granules - 1]) for pool in pools):
+        step = self._layout.hash_step
+        for granules in range(min(hit // step, (whole + 1) * ratio - 1), whole * ratio, -1):
+            if any(tier.pools[group].covering(hashes[granules - 1]) for tier in self._tiers):
                 return granules * step
-        return whole * ratio * step
+        return whole * size
 
-    def _runs(self, group: int, hashes: Sequence[BlockHash], hit: int) -> list[int]:
+    def _runs(self, group: int, hashes: Sequence[BlockHash], start: int, hit: int) -> list[int]:
         """For each block up to `hit` tokens: the length of the run of known blocks that it ends."""
         pools = [tier.pools[group] for tier in self._tiers]
-        run, runs = 0, []
-        for key in self.names(group, hashes, 0, hit // self._sizes[group]):
+        run = start // self._sizes[group]
+        runs = list(range(1, run + 1))
+        for key in self.names(group, hashes, run, hit // self._sizes[group]):
             run = run + 1 if any(pool.get(key) for pool in pools) else 0
             runs.append(run)
         return runs

@@ -5,8 +5,10 @@ something to do until it asks for more. A turn's CPU time says what Python did; 
 that is waiting (or, on a busy machine, another process's turn). It knows nothing of blocks.
 """
 
+import resource
 import selectors
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import psutil
 
 LONG_S = 0.001  # I11
+_SAMPLED_S = LONG_S / 10
 
 
 @dataclass(slots=True)
@@ -25,32 +28,43 @@ class LoopTurns:
     max_cpu: float = 0.0
     max_wall: float = 0.0
 
-    def took(self, cpu: float, wall: float) -> None:
-        self.count += 1
-        self.long += cpu > LONG_S
-        self.max_cpu = max(self.max_cpu, cpu)
-        self.max_wall = max(self.max_wall, wall)
-
 
 class WatchedSelector(selectors.EpollSelector):
-    """A selector that measures what an event loop does between two of its calls."""
+    """A selector that measures what an event loop does between two of its calls.
+
+    A thread's CPU time is a system call that is felt in a round trip, so it is asked for after a
+    turn that, with short ones before it, makes `_SAMPLED_S`: a turn may be charged that much more.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.turns = LoopTurns()
-        self._woke: tuple[float, float] | None = None
+        self._woke, self._cpu, self._unsampled = time.perf_counter(), time.thread_time(), 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if self._woke is not None:
-            cpu, wall = self._woke
-            self.turns.took(time.thread_time() - cpu, time.perf_counter() - wall)
+        wall = time.perf_counter() - self._woke
+        self._unsampled += wall
+        turns = self.turns
+        turns.count += 1
+        if wall > turns.max_wall:
+            turns.max_wall = wall
+        if self._unsampled > _SAMPLED_S:
+            self._sample()
         ready = super().select(timeout)
-        self._woke = (time.thread_time(), time.perf_counter())
+        self._woke = time.perf_counter()
         return ready
+
+    def _sample(self) -> None:
+        now = time.thread_time()
+        cpu = now - self._cpu
+        self._cpu, self._unsampled = now, 0.0
+        self.turns.long += cpu > LONG_S
+        self.turns.max_cpu = max(self.turns.max_cpu, cpu)
 
     def forget(self) -> None:
         """Start over: what came before (imports, start-up) was nobody's wait."""
-        self.turns, self._woke = LoopTurns(), None
+        self.turns = LoopTurns()
+        self._woke, self._cpu, self._unsampled = time.perf_counter(), time.thread_time(), 0.0
 
 
 def process_facts(turns: LoopTurns) -> dict[str, Any]:
@@ -63,6 +77,7 @@ def process_facts(turns: LoopTurns) -> dict[str, Any]:
         "threads": process.num_threads(),
         "fds": process.num_fds(),
         "memory_limit_nbytes": memory_limit(),
+        "memlock_limit_nbytes": memlock_limit(),
         "loop": {
             "turns": turns.count,
             "long": turns.long,
@@ -72,12 +87,50 @@ def process_facts(turns: LoopTurns) -> dict[str, Any]:
     }
 
 
-def memory_limit() -> int:
-    """Bytes of memory this process may use: the cgroup's limit, or what the machine has."""
-    total = int(psutil.virtual_memory().total)
+def memory_limit(
+    groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Bytes of memory this process may use: the least of its cgroups' limits (v2 or v1), and of
+    what the machine has."""
+    limits = [int(psutil.virtual_memory().total)]
+    for line in _text(groups).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = tree / ("memory" if controllers else "")
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        own = root / group.lstrip("/")
+        # A container may see only its own part of the tree: then `own` is not there, its root is.
+        for folder in (own, *own.parents[: len(own.parents) - len(root.parents)]):
+            if (limit := _text(folder / name).strip()).isdigit():
+                limits.append(int(limit))
+    return min(limits)
+
+
+def memlock_limit() -> int | None:
+    """Bytes of memory this process may lock (RLIMIT_MEMLOCK); None: as many as there are."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def memory_warnings(shared: int, pinned: int, limit: int, memlock: int | None) -> Iterator[str]:
+    """What is wrong with tiers of so many bytes of `shared` memory, of which `pinned` are pinned
+    for a GPU, under these two limits."""
+    if shared > limit:
+        yield (
+            f"the tiers in memory may grow to {shared} bytes, but this process may use only "
+            f"{limit} (its cgroup's limit, or the machine's memory): it may be killed for that"
+        )
+    if memlock is not None and pinned > memlock:
+        yield (
+            f"the host tier pins {pinned} bytes for the GPU, but this process may lock only "
+            f"{memlock} (RLIMIT_MEMLOCK): raise it (LimitMEMLOCK= in a systemd unit, ulimit -l)"
+        )
+
+
+def _text(path: Path) -> str:
+    """What a file of the kernel's says; nothing where there is none."""
     try:
-        own = Path("/proc/self/cgroup").read_text().split("::", 1)[1].split("\n", 1)[0]
-        limit = (Path("/sys/fs/cgroup") / own.lstrip("/") / "memory.max").read_text().strip()
-    except (OSError, IndexError):
-        return total  # no cgroup v2
-    return total if limit == "max" else min(total, int(limit))
+        return path.read_text()
+    except OSError:
+        return ""

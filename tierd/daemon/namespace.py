@@ -6,13 +6,16 @@ what they committed stays findable. Nothing here knows sockets.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from policies.base import PrefetchPolicy
 from storage.base import BlockStore
-from tierd.block import BlockId
+from tierd.block import HASH_NBYTES, BlockHash, BlockId
 from tierd.daemon.cache import TieredCache
-from tierd.daemon.tag import unpack as tag_names
+from tierd.daemon.speed import fastest_hit
+from tierd.daemon.pool import Adopted
+from tierd.daemon.tag import unpack
 from tierd.daemon.tier import Tier
 from tierd.daemon.transfer import StoreTransfer
 from tierd.daemon.upkeep import Upkeep
@@ -20,8 +23,8 @@ from tierd.layout import KVLayout
 
 log = logging.getLogger("tierd.namespace")
 
+_PLAIN_TAG = 2 * HASH_NBYTES + 1  # its name and its parent's
 _PAUSE_S = 10.0  # how long a medium that refused a write is left alone
-_ADOPT = 256  # recovered blocks taken up before the loop may breathe
 
 
 class Namespace:
@@ -33,32 +36,28 @@ class Namespace:
         layout: KVLayout,
         tiers: Sequence[Tier],
         stores: Sequence[Sequence[BlockStore]],
+        prefetch: PrefetchPolicy,
         staging: Sequence[Any] = (),
     ) -> None:
         self.name, self.layout = name, layout
         self.tiers, self.stores = tiers, stores
         self.transfer = StoreTransfer(stores, self._pause, staging)
         self.cache = TieredCache(layout, tiers, self.transfer)
-        self.upkeep = Upkeep(self.cache, self.transfer)
+        self.upkeep = Upkeep(self.cache, self.transfer, prefetch)
         self.num_sessions = 0
         self._pauses: dict[int, asyncio.TimerHandle] = {}
 
     async def recover(self) -> int:
-        """Take up what former lives left in the stores. Returns how many blocks."""
-        adopted = 0
-        for level, stores in enumerate(self.stores):
-            for group, store in enumerate(stores):
-                adopted += await self._adopt(level, group, store)
-        self.upkeep.start()
-        return adopted
+        """Take up what former lives left in the stores. Returns how many blocks.
 
-    async def _adopt(self, level: int, group: int, store: BlockStore) -> int:
-        pool, adopted = self.tiers[level].pools[group], 0
-        for number, (block_id, tag) in enumerate(await store.recover()):
-            if number % _ADOPT == _ADOPT - 1:
-                await asyncio.sleep(0)
-            if (named := tag_names(tag)) is not None:
-                adopted += pool.adopt(BlockId(block_id), *named)
+        Nobody else may have the namespace yet: its pools are filled in a thread.
+        """
+        adopted = 0
+        for tier, stores in zip(self.tiers, self.stores, strict=True):
+            for pool, store in zip(tier.pools, stores, strict=True):
+                found = _named(await store.recover())
+                adopted += await asyncio.to_thread(pool.adopt, found)
+        self.upkeep.start()
         return adopted
 
     def _pause(self, level: int) -> None:
@@ -73,6 +72,19 @@ class Namespace:
     def _resume(self, level: int) -> None:
         del self._pauses[level]
         self.tiers[level].paused = False
+
+    def shorter_hit(
+        self, hashes: Sequence[BlockHash], num_tokens: int, prefill: float
+    ) -> int | None:
+        """The hit, in tokens, that has a prompt ready first where an engine computes `prefill`
+        tokens a second; None if that is the longest, or `prefill` 0, unknown."""
+        match = self.cache.match
+        if not prefill or match.on_top(hashes, match.hit(hashes, num_tokens)):
+            return None
+        hits = list(match.hits(hashes, num_tokens))
+        below, routes = match.below(hashes, hits), self.transfer.speeds.routes
+        fastest = fastest_hit(hits, below, num_tokens, prefill, routes)
+        return fastest if fastest < hits[0] else None
 
     async def save(self, deadline: float) -> int:
         """Write what only memory holds to the coldest tier, hottest first, until `deadline` on the
@@ -107,12 +119,22 @@ class Namespace:
             "tokens_hit": counts.tokens_hit,
             "blocks_hit": counts.blocks_hit,
             "promoted": counts.promoted,
+            "prefetched": counts.prefetched,
             "demoted": counts.demoted,
             "dropped": counts.dropped,
             "failed": counts.failed,
             "lost": counts.lost,
             "out_of_blocks": counts.out_of_blocks,
             "moved": {f"{a}>{b}": n for (a, b), n in self.transfer.blocks_moved.items()},
+            "speeds": {
+                f"{a}>{b}": {
+                    "latency_s": speed.latency,
+                    "seconds_per_gib": speed.seconds_per_byte * 2**30,
+                    "bursts": speed.bursts,
+                }
+                for (a, b), speed in self.transfer.speeds.routes.items()
+                if speed.bursts
+            },
             "tiers": [self._tier_status(level) for level in range(len(self.tiers))],
         }
 
@@ -125,3 +147,13 @@ class Namespace:
             groups.append({"capacity": pool.capacity, "block_nbytes": nbytes, **states})
         used = sum((g["capacity"] - g["free"]) * g["block_nbytes"] for g in groups)
         return {"name": tier.name, "paused": tier.paused, "nbytes_used": used, "groups": groups}
+
+
+def _named(found: Iterable[tuple[int, bytes]]) -> Iterator[Adopted]:
+    """Places and names of blocks, by the tags that were kept with them."""
+    for number, tag in found:
+        if len(tag) == _PLAIN_TAG and tag[0]:  # of a million, nearly all: unpacking takes as long
+            names = tag[1 : HASH_NBYTES + 1], tag[HASH_NBYTES + 1 :], ()
+            yield number, *names  # type: ignore[misc]  # calling the types' names would, too
+        elif (named := unpack(tag)) is not None:
+            yield BlockId(number), *named

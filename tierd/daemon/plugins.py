@@ -11,12 +11,13 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from policies.base import BlockSizePolicy, EvictionPolicy
+from policies.base import BlockSizePolicy, EvictionPolicy, PrefetchPolicy
 from storage.base import BlockStore, Volume
 from tierd.errors import ConfigError
 
 POLICIES = "tierd.policies"
 BLOCK_SIZES = "tierd.block_sizes"
+PREFETCHES = "tierd.prefetches"
 STORES = "tierd.stores"
 
 
@@ -28,6 +29,11 @@ def policy(name: str) -> type[EvictionPolicy]:
 def block_sizes(name: str) -> type[BlockSizePolicy]:
     """The block-size policy called `name`."""
     return _find(BLOCK_SIZES, name, BlockSizePolicy)
+
+
+def prefetch(name: str) -> type[PrefetchPolicy]:
+    """The prefetch policy called `name`."""
+    return _find(PREFETCHES, name, PrefetchPolicy)
 
 
 def store(name: str) -> type[BlockStore]:

@@ -8,8 +8,9 @@ Each place is in exactly one of five states, and the states sum to the capacity 
                      PRIVATE -quarantine-> QUARANTINED -thaw-> FREE
 
 A findable block has a key, the name of all tokens up to its end, and is found by the names of the
-granules inside it too. The policy orders every findable (loading or committed) block; which of them may go is decided here:
-committed ones that nobody holds. The pool knows no bytes, no media and no other pool.
+granules inside it too. The policy orders every findable (loading or committed) block; which of them
+may go is decided here: committed ones that nobody holds. The pool knows no bytes, no media and no
+other pool.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from policies.base import Access, EvictionPolicy
 from tierd.block import Block, BlockHash, BlockId, State
 from tierd.errors import OutOfBlocks
 
+Adopted = tuple[BlockId, BlockHash, BlockHash | None, Sequence[BlockHash]]  # place, and its names
+
 
 class BlockPool:
     """Places that hold blocks. `grow` gives it its first ones."""
@@ -26,10 +29,12 @@ class BlockPool:
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
         self._blocks: dict[BlockId, Block] = {}
-        self._free: list[Block] = []  # every free block, and some adopted or given back since
+        # Every free block, the next to be taken last; and some that were given back since.
+        self._free: list[Block] = []
         self._findable: dict[BlockHash, Block] = {}
         self._inner: dict[BlockHash, Block] = {}  # by the names of granules inside a block
         self._counts = [0] * len(State)
+        self.num_taken = 0  # places that were ever taken from the free or the evictable ones
 
     @property
     def capacity(self) -> int:
@@ -62,10 +67,11 @@ class BlockPool:
         """
         if n > self.num_free:
             raise OutOfBlocks(f"need {n} blocks, {self.num_free} are free")
+        self.num_taken += n
         taken: list[Block] = []
         while len(taken) < n:
             block = self._free.pop()
-            if block.state is State.FREE and self._blocks.get(block.block_id) is block:
+            if self._blocks.get(block.block_id) is block:
                 block.ref_cnt = 1
                 self._move(block, State.PRIVATE)
                 taken.append(block)
@@ -112,22 +118,28 @@ class BlockPool:
         self._publish(block, key, parent, inner, access, State.COMMITTED)
         return True
 
-    def adopt(
-        self,
-        block_id: BlockId,
-        key: BlockHash,
-        parent: BlockHash | None,
-        inner: Sequence[BlockHash] = (),
-    ) -> bool:
-        """Take up a block that a former life left in the place `block_id`, as the newest.
-
-        False, and nothing changes, if there is no such free place or the name is known already.
+    def adopt(self, found: Iterable[Adopted]) -> int:
+        """Take up blocks that a former life left in free places, as the newest: place and names of
+        each. Returns how many; those in no such place, or whose name is known, are not taken. There
+        may be millions: where that is too long, let nobody else have the pool yet.
         """
-        block = self._blocks.get(block_id)
-        if block is None or block.state is not State.FREE or key in self._findable:
-            return False
-        self._publish(block, key, parent, inner, Access(0.0), State.COMMITTED)
-        return True
+        blocks, findable, insert = self._blocks, self._findable, self._policy.insert
+        free, committed, access = State.FREE, State.COMMITTED, Access(0.0)
+        num_adopted = 0
+        for block_id, key, parent, inner in found:
+            block = blocks.get(block_id)
+            if block is None or block.state is not free or key in findable:
+                continue
+            block.state, block.key, block.parent, block.inner = committed, key, parent, inner
+            findable[key] = block
+            for name in inner:
+                self._inner[name] = block
+            insert(key, parent, access)
+            num_adopted += 1
+        self._counts[free] -= num_adopted
+        self._counts[committed] += num_adopted
+        self._free = [block for block in self._free if block.state is free]
+        return num_adopted
 
     def forget(self, block: Block) -> None:
         """Make a findable block unfindable at once; its place is free when its holders are gone."""
@@ -140,6 +152,7 @@ class BlockPool:
 
     def pin(self, block: Block) -> None:
         """Keep a block from eviction. Protection is not use: a transfer pins and does not touch."""
+        self.num_taken += not block.ref_cnt
         block.ref_cnt += 1
 
     def unpin(self, block: Block) -> None:
@@ -219,12 +232,12 @@ class BlockPool:
 
     def grow(self, ids: Iterable[int]) -> None:
         """Take new places, free."""
-        for number in ids:
-            block = Block(BlockId(number))
-            assert block.block_id not in self._blocks, f"block {number} is in the pool already"
-            self._blocks[block.block_id] = block
-            self._free.append(block)
-            self._counts[State.FREE] += 1
+        # Not `BlockId(number)`: there may be millions, and the call takes as long again.
+        new: dict[BlockId, Block] = {number: Block(number) for number in ids}  # type: ignore
+        assert self._blocks.keys().isdisjoint(new), "some of these blocks are in the pool already"
+        self._blocks |= new
+        self._free += reversed(new.values())  # neighbours go out together, the first one first
+        self._counts[State.FREE] += len(new)
         self._policy.resize(self.capacity)
 
     def shrink(self, ids: Iterable[int]) -> None:
@@ -233,6 +246,7 @@ class BlockPool:
             assert self._blocks[block_id].state is State.FREE, f"block {block_id} is not free"
             del self._blocks[block_id]
             self._counts[State.FREE] -= 1
+            self.num_taken += 1
         self._policy.resize(self.capacity)
 
     def __iter__(self) -> Iterator[Block]:

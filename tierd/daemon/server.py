@@ -5,7 +5,6 @@ bare socket, because only there file descriptors can be passed; then the connect
 """
 
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -19,10 +18,18 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from tierd import protocol
+from tierd.daemon import collector
 from tierd.daemon.config import Config
 from tierd.daemon.greeting import Peer, first_frame, peer_of
 from tierd.daemon.listener import listening
-from tierd.daemon.monitor import LoopTurns, WatchedSelector, process_facts
+from tierd.daemon.monitor import (
+    LoopTurns,
+    WatchedSelector,
+    memlock_limit,
+    memory_limit,
+    memory_warnings,
+    process_facts,
+)
 from tierd.daemon.session import Session
 from tierd.daemon.tenant import Tenant
 from tierd.errors import ProtocolError, Refused, TierdError
@@ -93,10 +100,12 @@ class Server:
     # -- startup and shutdown ------------------------------------------------------------------
 
     async def _startup(self) -> None:
+        for warning in _warnings(self.config):
+            log.warning("%s", warning)
         for name in self.config.tenants:
             self._tenants[name] = tenant = Tenant(name, self.config, self._copiers)
             await tenant.open()
-        _quiet_collector()
+        collector.spare_what_exists()
         if self._selector:
             self._selector.forget()
 
@@ -248,20 +257,18 @@ class Server:
         }
 
 
+def _warnings(config: Config) -> Iterator[str]:
+    """What this process may not be able to have of the configured memory."""
+    cuda = config.device.store == "cuda"
+    host = config.host.size if config.host else 0
+    shared = host + (0 if cuda else config.device.size)
+    return memory_warnings(shared, host if cuda else 0, memory_limit(), memlock_limit())
+
+
 def _raise_file_limit() -> None:
     """Each slab of the SSD tier is an open file: take as many as the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _quiet_collector() -> None:
-    """A full collection walks every block and would block the loop (I11).
-
-    What exists now stays, and a block is no part of a cycle: young objects are all that need it.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(5_000, 5, 1_000_000)
 
 
 def _notify(state: str) -> None:

@@ -88,7 +88,7 @@ class Session(Connection):
 
     def _acquire(self, frame: Frame) -> None:
         namespace = self._attached()
-        number, num_tokens, room, hashes = protocol.parse_acquire(frame.body)
+        number, num_tokens, room, prefill, hashes = protocol.parse_acquire(frame.body)
         if number in self.leases:
             raise LeaseError(f"lease {number} is in use")
         if not 1 <= num_tokens <= room:
@@ -98,8 +98,12 @@ class Session(Connection):
         def notify(lease: Lease) -> None:
             self._push_ready(number, lease)
 
-        lease = namespace.cache.acquire(hashes, num_tokens, room, self._now(), notify)
-        namespace.upkeep.stir()
+        most = namespace.shorter_hit(hashes, num_tokens, prefill)
+        lease = namespace.cache.acquire(hashes, num_tokens, room, self._now(), notify, most)
+        if most is not None:
+            namespace.upkeep.left_out(hashes, most, num_tokens)
+        namespace.upkeep.asked(hashes)
+        self._changed(namespace)
         self.leases[number] = lease
 
         def answer() -> None:
@@ -114,7 +118,8 @@ class Session(Connection):
         requests = protocol.parse_steps(frame.body)
         steps = [(self._lease(r.lease), r.committed, r.hashes, r.room) for r in requests]
         added = namespace.cache.advance(steps, self._now())
-        namespace.upkeep.stir()
+        if steps:
+            self._changed(namespace)
         body = protocol.dump_added([[_ids(blocks) for blocks in step] for step in added])
         new = [place for step in added for place in _places(step)]
         self._when_idle(new, lambda: self.answer(frame, body))
@@ -122,14 +127,20 @@ class Session(Connection):
     def _release(self, frame: Frame) -> None:
         namespace = self._attached()
         numbers = protocol.parse_leases(frame.body)
-        leases = [self._lease(number) for number in numbers]
-        if len(set(numbers)) != len(numbers):
+        leases = {number: self._lease(number) for number in numbers}
+        if len(leases) != len(numbers):
             raise LeaseError("a lease is named twice in one message")
-        for number, lease in zip(numbers, leases, strict=True):
+        for number, lease in leases.items():
             namespace.cache.release(lease, self._now())
+            namespace.upkeep.used(lease.hashes)
             self._forget(number)
-        namespace.upkeep.stir()
+        if leases:
+            self._changed(namespace)
         self.answer(frame)
+
+    def _lookup(self, frame: Frame) -> None:
+        first, hashes = protocol.parse_lookup(frame.body)
+        self.answer(frame, self._attached().cache.match.lookup(first, hashes))
 
     def _prefetch(self, frame: Frame) -> None:
         namespace = self._attached()
@@ -138,6 +149,12 @@ class Session(Connection):
         check_names(hashes)
         namespace.upkeep.prefetch(Prefetch(hashes, num_tokens, self._loop.time() + seconds))
         self.answer(frame)
+
+    @staticmethod
+    def _changed(namespace: Namespace) -> None:
+        """Waking the upkeep costs more than a request: only if it may find something to do."""
+        if namespace.cache.chain.lags():
+            namespace.upkeep.stir()
 
     def _status(self, frame: Frame) -> None:
         self.answer_later(frame, self._status_later(frame))
@@ -289,6 +306,7 @@ _SERVES: dict[int, Callable[[Session, Frame], None]] = {
     Op.ADVANCE: Session._advance,
     Op.RELEASE: Session._release,
     Op.PREFETCH: Session._prefetch,
+    Op.LOOKUP: Session._lookup,
     Op.STATUS: Session._status,
     Op.GOODBYE: Session._goodbye,
 }

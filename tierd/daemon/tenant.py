@@ -19,7 +19,7 @@ from policies.base import LayerShape
 from storage.base import BlockStore
 from storage.host import pin
 from tierd.block import BlockHash
-from tierd.daemon import plugins
+from tierd.daemon import collector, plugins
 from tierd.daemon.arena import EXTENT_NBYTES, Arena
 from tierd.daemon.config import Config, MemoryConfig
 from tierd.daemon.disk import Disk
@@ -60,6 +60,7 @@ class Tenant:
         self._disk: Disk | None = None
         self._stop = threading.Event()  # of what goes on in threads
         self._populating: asyncio.Task[None] | None = None
+        self._huge: int | None = None  # bytes of the device tier on huge pages, once known
         self._pins = ExitStack()
         self.namespaces: dict[str, Namespace] = {}
         self._attaching = asyncio.Lock()
@@ -76,11 +77,11 @@ class Tenant:
 
     async def _populate(self, memory: SharedMemory) -> None:
         """Back the memory that engines compute on, while they attach already."""
-        huge = await asyncio.to_thread(memory.populate, self._stop)
+        self._huge = await asyncio.to_thread(memory.populate, self._stop)
         log.info(
             "%s: %d of %d bytes of the device tier lie on huge pages",
             self.name,
-            huge,
+            self._huge,
             memory.nbytes,
         )
 
@@ -106,7 +107,8 @@ class Tenant:
                 namespace = next(iter(same), None)
             if namespace is None:
                 await self._make_way()
-                namespace = await self._create(name, layout)
+                with collector.paused():
+                    namespace = await self._create(name, layout)
                 self.namespaces[name] = namespace
             namespace.num_sessions += 1
             return namespace
@@ -177,7 +179,9 @@ class Tenant:
                 stores.append(arrays)
                 tiers.append(await self._disk.tier(layout))
             staging = [np.empty(max(sizes), np.uint8) for _ in range(_STAGING_ROWS)]
-            namespace = Namespace(name, layout, tiers, stores, staging)
+            prefetch = self._config.prefetch
+            policy = plugins.prefetch(prefetch.policy)(**prefetch.options)
+            namespace = Namespace(name, layout, tiers, stores, policy, staging)
             adopted = await namespace.recover()
             undo.pop_all()
         log.info("%s: attached, %d blocks recovered", name, adopted)
@@ -234,10 +238,11 @@ class Tenant:
 
     def status(self) -> dict[str, Any]:
         """Facts for `tierd status`, as JSON."""
-        memory = {
+        memory: dict[str, dict[str, int | None]] = {
             name: {"nbytes": arena.nbytes, "nbytes_free": arena.nbytes_free}
             for name, arena in self._arenas.items()
         }
+        memory["device"]["nbytes_huge"] = self._huge
         ssd: dict[str, Any] = {}
         if self._disk:
             ssd = {"nbytes": self._disk.nbytes, "nbytes_used": self._disk.nbytes_used}

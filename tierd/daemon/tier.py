@@ -55,6 +55,7 @@ class Counts:
     moved: int = 0  # within a pool
     forks: int = 0
     suspended: int = 0
+    prefetched: int = 0
     demoted: int = 0
     dropped: int = 0  # evicted with no copy left below
     failed: int = 0

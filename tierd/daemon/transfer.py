@@ -7,42 +7,79 @@ The planner emits copies as if each were instant. Here each waits for
     write after write   the copy that fills its target, for whoever gave the place up
 
 and for nothing else, so there is no lock, a device hit waits for nobody, and a place may change
-hands while its old bytes are still on their way out. Copies that may run are grouped by route and
-go to the stores in batches. This knows places and stores, not why something is copied.
+hands while its old bytes are still on their way out. Copies that may run are gathered by route and
+go to the stores in batches: as many at once as there are on the way up, where somebody waits for
+them, and a few on the way down, so that loads find the threads free. This knows places and routes,
+not why something is copied.
 """
 
 import asyncio
-import errno
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 
-from storage.base import BlockFault, BlockStore, MemoryStore, Row
+from storage.base import BlockStore, Row
 from tierd.daemon.copy import Copy, Outcome, Place, Settle
-from tierd.daemon.tag import pack
+from tierd.daemon.route import Failed, Route
+from tierd.daemon.speed import Speeds
 
 log = logging.getLogger("tierd.transfer")
 
-BATCH = 16  # blocks an executor hop: all of the speed, little of the loop's time (storage_ipc 1.6)
-MEDIUM_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+_ENDED_AT_ONCE = 32
+_MOST_DOWN = 2  # batches of a route at once: while one ends, the next keeps the threads busy
+
+_Key = tuple[int, int, int]  # what a Place is, made in a third of the time
 
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A copy, or (without one) somebody who waits for places to be idle."""
+    """A copy on its way, and who waits for it (True: to read what it writes)."""
 
-    copy: Copy | None
-    settle: Callable[[Outcome], None]
-    source: Place | None = None
-    target: Place | None = None
+    copy: Copy
+    settle: Settle
+    source: _Key
+    target: _Key
     waits: int = 0
     doomed: bool = False
     begun: bool = False
-    cancelled: bool = False  # and settled so
     ended: bool = False
-    then: list[tuple["_Step", bool]] = field(default_factory=list)  # True: reads what this writes
+    cancelled: bool = False  # and settled so
+    then: "list[tuple[_Step | _Barrier, bool]] | None" = None
+
+    def before(self, after: "_Step | _Barrier", *, reads: bool) -> None:
+        """`after` waits for this."""
+        after.waits += 1
+        if self.then is None:
+            self.then = []
+        self.then.append((after, reads))
+
+
+@dataclass(slots=True, eq=False)
+class _Barrier:
+    """Somebody who waits for places to be idle."""
+
+    call: Callable[[], None]
+    waits: int = 0
+
+
+class _Lane:
+    """The steps of one route that may run, and how many batches of them are under way."""
+
+    def __init__(self, levels: tuple[int, int], route: Route) -> None:
+        self.levels, self.route = levels, route
+        self.is_load = levels[0] > levels[1]
+        self.waiting: list[_Step] = []
+        self.under_way = 0
+
+    def next(self) -> list[_Step]:
+        """The next batch; none if there is nothing to do, or not yet."""
+        while self.waiting and (self.is_load or self.under_way < _MOST_DOWN):
+            first, self.waiting = self.waiting[: self.route.batch], self.waiting[self.route.batch :]
+            if batch := [step for step in first if not step.ended]:
+                return batch
+        return []
 
 
 class StoreTransfer:
@@ -57,16 +94,18 @@ class StoreTransfer:
         stores: Sequence[Sequence[BlockStore]],
         on_full: Callable[[int], None],
         staging: Sequence[Row] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.speeds = Speeds(clock)
         self._stores = stores
         self._on_full = on_full
-        self._staging: asyncio.Queue[Row] = asyncio.Queue()
-        self._has_staging = bool(staging)
+        rows: asyncio.Queue[Row] = asyncio.Queue()
         for row in staging:
-            self._staging.put_nowait(row)
-        self._writers: dict[Place, _Step] = {}
-        self._readers: dict[Place, list[_Step]] = {}
-        self._runnable: list[_Step] = []
+            rows.put_nowait(row)
+        self._staging = rows if staging else None
+        self._writers: dict[_Key, _Step] = {}
+        self._readers: dict[_Key, list[_Step]] = {}
+        self._lanes: dict[tuple[int, int, int], _Lane] = {}  # by levels and group, loads first
         self._tasks: set[asyncio.Task[None]] = set()
         self._wakeup: asyncio.Handle | None = None
         self.blocks_moved: dict[tuple[int, int], int] = {}  # by (from level, to level)
@@ -84,26 +123,15 @@ class StoreTransfer:
             self._cancel(step)
             self._wake()
 
-    def _cancel(self, step: _Step) -> None:
-        """Settle a step now. It keeps its turn, for those who wait for it: others may be writing
-        the same place still."""
-        step.cancelled = True
-        step.settle(Outcome.CANCELLED)
-        if not step.waits:
-            self._end(step, Outcome.CANCELLED)
-
     def when_idle(self, places: Iterable[Place], call: Callable[[], None]) -> bool:
         """True if nothing reads or writes `places`; else `call` once nothing does."""
-        users: list[_Step] = []
+        barrier = _Barrier(call)
         for place in places:
-            users += self._readers.get(place, ())
-            users += [self._writers[place]] if place in self._writers else []
-        if not users:
-            return True
-        barrier = _Step(None, lambda _: call(), waits=len(users))
-        for step in users:
-            step.then.append((barrier, False))
-        return False
+            for step in self._readers.get(place, ()):
+                step.before(barrier, reads=False)
+            if (writer := self._writers.get(place)) is not None:
+                writer.before(barrier, reads=False)
+        return not barrier.waits
 
     async def idle(self, places: Iterable[Place]) -> None:
         """Wait until nothing reads or writes `places`."""
@@ -129,39 +157,60 @@ class StoreTransfer:
         await self.drain()
 
     def _enter(self, copy: Copy, settle: Settle) -> None:
-        source, target = copy.source, copy.target
-        step = _Step(copy, partial(settle, copy), source, target)
+        group, readers = copy.group, self._readers
+        source = (copy.src_level, group, copy.src.block_id)
+        target = (copy.dst_level, group, copy.dst.block_id)
+        step = _Step(copy, settle, source, target)
         if (writer := self._writers.get(source)) is not None:
-            writer.then.append((step, True))
-            step.waits += 1
+            writer.before(step, reads=True)
         if (writer := self._writers.get(target)) is not None:
-            writer.then.append((step, False))
-            step.waits += 1
-        for reader in self._readers.get(target, ()):
-            reader.then.append((step, False))
-            step.waits += 1
+            writer.before(step, reads=False)
+        if (others := readers.get(target)) is not None:
+            for reader in others:
+                reader.before(step, reads=False)
         self._writers[target] = step
-        self._readers.setdefault(source, []).append(step)
+        if (others := readers.get(source)) is not None:
+            others.append(step)
+        else:
+            readers[source] = [step]
         if not step.waits:
-            self._runnable.append(step)
+            self._may_run(step)
+
+    def _cancel(self, step: _Step) -> None:
+        """Settle a step now. It keeps its turn, for those who wait for it: others may be writing
+        the same place still."""
+        step.cancelled = True
+        step.settle(step.copy, Outcome.CANCELLED)
+        if not step.waits:
+            self._end(step, Outcome.CANCELLED)
+
+    def _may_run(self, step: _Step) -> None:
+        copy = step.copy
+        lane = self._lanes.get((copy.src_level, copy.dst_level, copy.group))
+        (lane or self._open_lane(copy)).waiting.append(step)
+
+    def _open_lane(self, copy: Copy) -> _Lane:
+        levels, group = (copy.src_level, copy.dst_level), copy.group
+        source, target = (self._stores[level][group] for level in levels)
+        on_full = partial(self._on_full, levels[1])
+        lane = _Lane(levels, Route(source, target, self._staging, on_full))
+        lanes = {**self._lanes, (*levels, group): lane}
+        self._lanes = dict(sorted(lanes.items(), key=lambda item: (not item[1].is_load, item[0])))
+        return lane
 
     def _wake(self) -> None:
-        if self._runnable and self._wakeup is None:
+        if self._wakeup is None and self._lanes:
             self._wakeup = asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
         """Start what may run, in batches of one route."""
         self._wakeup = None
-        ready = [step for step in self._runnable if not step.ended]
-        self._runnable = []
-        ready.sort(key=_route)
-        for _, steps in groupby(ready, _route):
-            same = list(steps)
-            for start in range(0, len(same), BATCH):
-                batch = same[start : start + BATCH]
+        for lane in self._lanes.values():
+            while batch := lane.next():
+                lane.under_way += 1
                 for step in batch:
                     step.begun = True
-                task = asyncio.create_task(self._run(batch))
+                task = asyncio.create_task(self._run(lane, batch))
                 self._tasks.add(task)
                 task.add_done_callback(self._ran)
 
@@ -170,130 +219,50 @@ class StoreTransfer:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a transfer broke", exc_info=error)
 
-    async def _run(self, batch: Sequence[_Step]) -> None:
-        copies = [step.copy for step in batch if step.copy is not None]
-        failed: dict[Copy, Outcome] | None = None
+    async def _run(self, lane: _Lane, batch: Sequence[_Step]) -> None:
+        copies = [step.copy for step in batch]
+        failed = dict.fromkeys(copies, Outcome.FAILED)
+        self.blocks_moved[lane.levels] = self.blocks_moved.get(lane.levels, 0) + len(batch)
+        nbytes = len(batch) * lane.route.block_nbytes
+        self.speeds.begin(lane.levels, nbytes)
         try:
-            failed = await self._move(copies)
+            failed = await lane.route.move(copies)
         finally:  # whatever happens, nobody is left waiting
-            for step, copy in zip(batch, copies, strict=True):
-                broken = Outcome.FAILED if failed is None else failed.get(copy, Outcome.DONE)
-                self._end(step, broken)
-            self._wake()
+            self.speeds.end(lane.levels, nbytes, moved=failed == {})
+            lane.under_way -= 1
+            self._finish(batch, failed)
 
-    async def _move(self, copies: Sequence[Copy]) -> dict[Copy, Outcome]:
-        """Move the bytes of a batch of one route; returns those that did not arrive."""
-        first = copies[0]
-        source = self._stores[first.src_level][first.group]
-        target = self._stores[first.dst_level][first.group]
-        route = (first.src_level, first.dst_level)
-        self.blocks_moved[route] = self.blocks_moved.get(route, 0) + len(copies)
-        if isinstance(target, MemoryStore):
-            return await self._read(source, copies, target.rows(_ids(copies, "dst")))
-        if source is target:
-            return await self._copy_within(source, copies)
-        if isinstance(source, MemoryStore):
-            return await self._write(target, copies, source.rows(_ids(copies, "src")))
-        return await self._stage(source, target, copies)
-
-    async def _read(
-        self, store: BlockStore, copies: Sequence[Copy], rows: Sequence[Row]
-    ) -> dict[Copy, Outcome]:
-        try:
-            await store.read(_ids(copies, "src"), rows)
-        except BlockFault as fault:
-            _report("read", fault)
-            return {c: Outcome.LOST for c in copies if c.src.block_id in fault.failed}
-        return {}
-
-    async def _write(
-        self, store: BlockStore, copies: Sequence[Copy], rows: Sequence[Row]
-    ) -> dict[Copy, Outcome]:
-        try:
-            await store.write(_ids(copies, "dst"), rows, [tag_of(c) for c in copies])
-        except BlockFault as fault:
-            _report("write", fault)
-            if any(error.errno in MEDIUM_IS_FULL for error in fault.failed.values()):
-                self._on_full(copies[0].dst_level)
-            return {c: Outcome.FAILED for c in copies if c.dst.block_id in fault.failed}
-        return {}
-
-    async def _copy_within(
-        self, store: BlockStore, copies: Sequence[Copy]
-    ) -> dict[Copy, Outcome]:
-        """Move blocks of a medium within it, tags and all: the store knows how."""
-        ended = await asyncio.gather(
-            *(store.copy(copy.src.block_id, copy.dst.block_id) for copy in copies),
-            return_exceptions=True,
-        )
-        failed = {}
-        for copy, error in zip(copies, ended, strict=True):
-            if isinstance(error, BlockFault):
-                _report("copy", error)
-                lost = copy.src.block_id in error.failed
-                failed[copy] = Outcome.LOST if lost else Outcome.FAILED
-            elif error is not None:
-                raise error
-        return failed
-
-    async def _stage(
-        self, source: BlockStore, target: BlockStore, copies: Sequence[Copy]
-    ) -> dict[Copy, Outcome]:
-        """Through host rows, where neither end is memory; as many at once as there are rows."""
-        failed: dict[Copy, Outcome] = {}
-        assert self._has_staging, "no end of the route is memory, and there are no rows to stage it"
-        for copy in copies:
-            staging = await self._staging.get()
-            row = staging[: source.block_nbytes]
-            try:
-                failed |= await self._read(source, [copy], [row])
-                if copy not in failed:
-                    failed |= await self._write(target, [copy], [row])
-            finally:
-                self._staging.put_nowait(staging)
-        return failed
+    def _finish(self, batch: Sequence[_Step], failed: Failed, start: int = 0) -> None:
+        """End the steps of a batch from `start` on, a turn of the loop for some of them: each may
+        have much to tell, and other engines are waiting."""
+        stop, done = start + _ENDED_AT_ONCE, Outcome.DONE
+        for step in batch[start:stop]:
+            self._end(step, failed.get(step.copy, done) if failed else done)
+        self._wake()
+        if stop < len(batch):
+            asyncio.get_running_loop().call_soon(self._finish, batch, failed, stop)
 
     def _end(self, step: _Step, outcome: Outcome) -> None:
         step.ended = True
-        if step.source is not None and step.target is not None:
-            self._leave(step, step.source, step.target)
+        if self._writers[step.target] is step:
+            del self._writers[step.target]
+        readers = self._readers[step.source]
+        if len(readers) == 1:
+            del self._readers[step.source]
+        else:
+            readers.remove(step)
         if not step.cancelled:
-            step.settle(outcome)
-        for after, reads in step.then:
+            step.settle(step.copy, outcome)
+        for after, reads in step.then or ():
             after.waits -= 1
+            if isinstance(after, _Barrier):
+                if not after.waits:
+                    after.call()
+                continue
             after.doomed |= reads and outcome is not Outcome.DONE
             if after.waits or after.ended:
                 continue
-            if after.copy is None or after.doomed or after.cancelled:
+            if after.doomed or after.cancelled:
                 self._end(after, Outcome.CANCELLED if after.cancelled else Outcome.FAILED)
             else:
-                self._runnable.append(after)
-
-    def _leave(self, step: _Step, source: Place, target: Place) -> None:
-        if self._writers[target] is step:
-            del self._writers[target]
-        readers = self._readers[source]
-        readers.remove(step)
-        if not readers:
-            del self._readers[source]
-
-
-def _route(step: _Step) -> tuple[bool, int, int, int]:
-    """The batches of one route together, those on their way up first: somebody waits for them."""
-    copy = step.copy
-    assert copy is not None, "a barrier does not run"
-    return (copy.dst_level > copy.src_level, copy.src_level, copy.dst_level, copy.group)
-
-
-def _ids(copies: Sequence[Copy], end: str) -> list[int]:
-    return [getattr(copy, end).block_id for copy in copies]
-
-
-def _report(verb: str, fault: BlockFault) -> None:
-    for block_id, error in fault.failed.items():
-        log.warning("cannot %s block %d: %s", verb, block_id, error)
-
-
-def tag_of(copy: Copy) -> bytes:
-    """What is kept with a block so that a restart can find it."""
-    return b"" if copy.private else pack(copy.key, copy.parent, copy.dst.inner)
+                self._may_run(after)

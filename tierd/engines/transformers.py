@@ -9,8 +9,9 @@ or, taken apart, with a stock model whose attention is set to "tierd":
         model.generate(input_ids, cache=cache, logits_processor=[cache.channel], ...)
 
 One cache is one sequence and one lease; its K and V are written and read in place, in every layer.
-Only what a prompt's hit lacks is computed. It is frozen for others once its ids are known, which
-the cache learns from the channel: `Cache.update` never sees them. Tiers it does not know.
+Only what a prompt's hit lacks is computed, a layer group as soon as its own part of the hit is
+there. It is frozen for others once its ids are known, which the cache learns from the channel:
+`Cache.update` never sees them. Tiers it does not know.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,19 +23,32 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
+from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from tierd.engines.attention import NAME, PagedKeys, attending, hand_over
+from tierd.engines.attention import NAME, PagedKeys, attending
+from tierd.engines.layer import CacheLayer
 from tierd.engines.model_layout import layout_of, revision_of
 from tierd.engines.step import Step, Steps
-from tierd.errors import DaemonLost, OutOfBlocks
-from tierd.ops import write_kv
+from tierd.errors import DaemonLost, OutOfBlocks, TierdError
 from tierd.pool import Pool
 
-__all__ = ["NAME", "TierdCache", "TokenChannel", "generate", "layout_of", "revision_of"]
+__all__ = [
+    "NAME",
+    "HitCutShort",
+    "TierdCache",
+    "TokenChannel",
+    "generate",
+    "layout_of",
+    "revision_of",
+]
 
 TokenIds = Tensor | Sequence[int] | npt.NDArray[np.integer]
+
+
+class HitCutShort(TierdError):
+    """A load failed after a cache was made: settle the cache, and begin the forward pass again."""
 
 
 def generate(
@@ -54,36 +68,69 @@ def generate(
     unnamed = [k for k, v in kwargs.items() if isinstance(v, Tensor) and k != "attention_mask"]
     if unnamed and extra is None:
         raise ValueError(f"{', '.join(unnamed)}: not named by token ids; give its hash in extra")
-    with TierdCache(pool, input_ids, extra=extra) as cache, attending(model):
+    with TierdCache(pool, input_ids, extra=extra, overlap=True) as cache, attending(model):
         processors = LogitsProcessorList([*kwargs.pop("logits_processor", ()), cache.channel])
-        kwargs[ALL_CACHE_NAMES[0]] = cache
-        return model.generate(input_ids, logits_processor=processors, **kwargs)
+        kwargs |= {ALL_CACHE_NAMES[0]: cache, "logits_processor": processors}
+        try:
+            return model.generate(input_ids, **kwargs)
+        except HitCutShort:  # in its first forward pass: nothing is drawn, said or committed yet
+            cache.settle()
+        if (streamer := kwargs.get("streamer")) is not None:
+            kwargs["streamer"] = _PromptTold(streamer)
+        return model.generate(input_ids, **kwargs)
 
 
 class TierdCache(Cache):
     """The cache of one sequence. `hit` tokens of its prompt were there and are not computed.
 
-    It waits for the whole hit before it is made: a hit cut short while layers are being computed
-    would come too late. Raises OutOfBlocks, DaemonLost, and ValueError for more than one sequence.
+    It waits for the whole hit before it is made. With `overlap` each layer waits for its own group
+    instead, while those before it are computed; `hit` is then the planned one, and should it be cut
+    short the forward pass raises HitCutShort: `settle`, and run it again from the hit that stands.
+    Raises OutOfBlocks, DaemonLost, and ValueError for more than one sequence.
     """
 
     def __init__(
-        self, pool: Pool, input_ids: TokenIds, *, extra: Mapping[int, bytes] | None = None
+        self,
+        pool: Pool,
+        input_ids: TokenIds,
+        *,
+        extra: Mapping[int, bytes] | None = None,
+        overlap: bool = False,
     ) -> None:
         self._ids = _one_row(input_ids)
         self.pool, self.channel = pool, TokenChannel(self)
-        self._layers: list[_Layer] = []
+        self._layers: list[CacheLayer] = []
         self._step: Step | None = None
         self._latest: PagedKeys | None = None
+        self._loading = set(range(len(pool.layout.groups)))  # not known to be there
         self._grant = gcd(*(group.block_size for group in pool.layout.groups))
         self._lease = pool.acquire(self._ids, room=self._rounded(len(self._ids)), extra=extra)
         with ExitStack() as undo:
             undo.callback(self.release)
-            self.hit = self._lease.wait()
+            self.hit = self._lease.hit
+            if not overlap:
+                self.settle()
             undo.pop_all()
-        self._layers = [_Layer(self, i, self.hit) for i in range(pool.layout.num_layers)]
+        self._layers = [CacheLayer(self, i, self.hit) for i in range(pool.layout.num_layers)]
         super().__init__(layers=list[Any](self._layers))
         self._steps = Steps(self._lease, pool.layout)
+
+    # -- while the hit is loaded ---------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Wait for the whole hit; what was computed without knowing all of it is computed again."""
+        self.hit = self._lease.wait()
+        self._loading.clear()
+        self._latest = self._step = None
+        for layer in self._layers:
+            layer.length = self.hit
+
+    def await_group(self, group: int) -> None:
+        """Wait until a layer group's part of the hit is in place. Raises HitCutShort."""
+        if group in self._loading:
+            if self._lease.wait(group) < self.hit:
+                raise HitCutShort(f"of a hit of {self.hit} tokens {self._lease.hit} are left")
+            self._loading.discard(group)
 
     # -- while the model computes --------------------------------------------------------------
 
@@ -163,63 +210,6 @@ class TierdCache(Cache):
         self.release()
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer's K and V. It holds the pool's views only while its cache holds the lease."""
-
-    is_compileable = False
-    is_croppable = False
-
-    def __init__(self, cache: TierdCache, index: int, length: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        layout = cache.pool.layout
-        self.is_initialized = True
-        self.length = length
-        self._cache = cache
-        self._group = layout.group_of(index)[0]
-        self._window = layout.window(self._group)
-        self._kv: tuple[Tensor, Tensor] | None = cache.pool.kv(index)
-        self.is_sliding = self._window is not None
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """There is nothing to make: the blocks are there."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write the new tokens in place; the attention function is told where all of them lie."""
-        step = self._cache.step(self.length, key_states)
-        assert self._kv is not None, "a step needs a lease"
-        k, v = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
-        write_kv(k, v, *self._kv, step.slots[self._group])
-        self.length = step.end
-        keys = PagedKeys(step, *self._kv, self._group, self._window)
-        self._cache.written(keys)
-        return hand_over(keys, key_states, kwargs.get("kwargs")), value_states
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        # Older versions pass the positions instead of their number.
-        new = query_length if isinstance(query_length, int) else len(query_length)
-        return self.length + new, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length  # its name up to 5.20
-
-    def forget(self) -> None:
-        """Let the pool's memory go."""
-        self._kv = None
-
-    def reset(self) -> None:
-        raise NotImplementedError("a cache in tierd is not reset: release it and make another")
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        raise NotImplementedError("a cache in tierd holds one sequence: beams are not supported")
-
-
 class TokenChannel(LogitsProcessor):
     """Tells a cache the ids that `generate()` works on. It changes no score."""
 
@@ -229,6 +219,21 @@ class TokenChannel(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self._cache.saw(_one_row(input_ids))
         return scores
+
+
+class _PromptTold(BaseStreamer):
+    """A streamer that has been given the prompt, and is not given it again."""
+
+    def __init__(self, streamer: Any) -> None:
+        self._streamer, self._told = streamer, False
+
+    def put(self, value: Tensor) -> None:
+        if self._told:
+            self._streamer.put(value)
+        self._told = True
+
+    def end(self) -> None:
+        self._streamer.end()
 
 
 def _one_row(ids: TokenIds) -> npt.NDArray[Any]:

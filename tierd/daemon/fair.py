@@ -1,0 +1,43 @@
+"""Fair shares: who of those that share a medium gives way to whom.
+
+Everybody may take what is free. Once nothing is, who holds less than a fair share may take from who
+holds more, and anybody may take from who has no engine; nobody gives what is below its floor.
+
+    fair share of c = nbytes of the medium * weight of c / weights of all that have engines
+
+Pure arithmetic over claims; it knows no pools.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one pool holds of a medium, and what it may. Sizes in bytes."""
+
+    owner: Hashable
+    nbytes: int
+    weight: float
+    floor: int
+    active: bool  # engines are attached
+
+
+def fair_share(of: Claim, claims: Sequence[Claim], nbytes: int) -> float:
+    """The bytes that are fairly one claim's; none for who has no engine."""
+    if not of.active:
+        return 0.0
+    return nbytes * of.weight / sum(claim.weight for claim in claims if claim.active)
+
+
+def donors(needy: Claim, claims: Sequence[Claim], nbytes: int) -> list[Claim]:
+    """Who gives `needy` room, in the order to be asked: who has no engine, then who holds the most
+    above its fair share."""
+    entitled = needy.nbytes < fair_share(needy, claims, nbytes)
+    giving = [
+        (other.active, other.nbytes - fair_share(other, claims, nbytes), other)
+        for other in claims
+        if other is not needy and other.nbytes > other.floor
+    ]
+    willing = [(a, over, o) for a, over, o in giving if not a or (entitled and over > 0)]
+    return [other for _, _, other in sorted(willing, key=lambda g: (g[0], -g[1]))]
