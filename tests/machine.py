@@ -305,8 +305,8 @@ class Engines(RuleBasedStateMachine):
         try:
             lease = self.on_loop(
                 lambda: self.cache.fork(
-                    source.lease, upto, lambda lease: self.notified(fork, lease)
-                )
+                    [(source.lease, upto, lambda lease: self.notified(fork, lease))]
+                )[0]
             )
         except LeaseError as error:
             assert source.away or not source.lease.ready or "window" in str(error)
@@ -321,7 +321,7 @@ class Engines(RuleBasedStateMachine):
             return
         upto = max(0, engine.written - back % 7)
         try:
-            self.on_loop(lambda: self.cache.truncate(engine.lease, upto))
+            self.on_loop(lambda: self.cache.truncate([(engine.lease, upto)]))
         except LeaseError as error:
             assert engine.away or not engine.lease.ready or "window" in str(error)
             return
@@ -432,9 +432,7 @@ class Engines(RuleBasedStateMachine):
             return
         start = where // 6 % len(ids)
         some = ids[start : start + 1 + size % 4]
-        vacancy = self.on_loop(
-            lambda: self.cache.compaction.begin(level, group, some, self.now())
-        )
+        vacancy = self.on_loop(lambda: self.cache.compaction.begin(level, group, some, self.now()))
         if vacancy is not None:
             self.vacancies.append(vacancy)
 

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from tierd import protocol
 from tierd.block import BlockHash
-from tierd.errors import TierdError
+from tierd.errors import LeaseError, TierdError
 from tierd.layout import KVLayout
 from tierd.lease import Lease
 from tierd.prefix import PrefixChain, Tokens, token_array
-from tierd.protocol import MOST_LOOKED_UP, Frame, Op, dump_lookup
+from tierd.protocol import MOST_LOOKED_UP, Frame, Op, StepRequest, dump_lookup
 from tierd.shm import CudaMemory, SharedMemory
 
 if TYPE_CHECKING:
@@ -143,7 +143,14 @@ class Pool:
 
         All or nothing. Raises OutOfBlocks, LeaseError.
         """
-        requests = [r for lease, committed, room in steps if (r := lease.step(committed, room))]
+        self._advance([r for lease, committed, room in steps if (r := lease.step(committed, room))])
+
+    def publish(self, steps: Sequence[tuple[Lease, int]]) -> None:
+        """`Lease.publish` the first `num_tokens` of each of a batch, in one message."""
+        requests = [lease.step(num_tokens, 0, publish=True) for lease, num_tokens in steps]
+        self._advance([request for request in requests if request])
+
+    def _advance(self, requests: Sequence[StepRequest]) -> None:
         if not requests:
             return
         with self.client.lock:
@@ -152,10 +159,52 @@ class Pool:
             for request, tables in zip(requests, added, strict=True):
                 self._leases[request.lease].advanced(request, tables)
 
+    def fork(self, forks: Sequence[tuple[Lease, int]]) -> list[Lease]:
+        """`Lease.fork` each `(lease, num_tokens)` of a batch, in one message; all or nothing."""
+        for lease, _ in forks:
+            lease.wait()
+        with self.client.lock:
+            new = []
+            for lease, num_tokens in forks:
+                self._next += 1
+                new.append(lease.forked(self._next, num_tokens))
+            body = [(x.number, s.number, n) for x, (s, n) in zip(new, forks, strict=True)]
+            self.client.call(Op.FORK, protocol.dump_forks(body))
+            self._leases |= {lease.number: lease for lease in new}
+        return new
+
+    def truncate(self, cuts: Sequence[tuple[Lease, int]]) -> None:
+        """`Lease.truncate` each `(lease, num_tokens)` of a batch, in one message or none."""
+        ask = [(lease, num_tokens) for lease, num_tokens in cuts if not lease.cut(num_tokens)]
+        if not ask:
+            return
+        with self.client.lock:
+            body = protocol.dump_cuts([(lease.number, n) for lease, n in ask])
+            rooms = protocol.parse_rooms(self.client.call(Op.TRUNCATE, body))
+            for (lease, num_tokens), room in zip(ask, rooms, strict=True):
+                lease.back(num_tokens, room)
+
+    def suspend(self, leases: Sequence[tuple[Lease, int]]) -> None:
+        """`Lease.suspend` each `(lease, num_tokens)`, in their order; those before one that finds
+        no room are suspended."""
+        for lease, num_tokens in leases:
+            lease.wait()
+            with self.client.lock:
+                self.client.call(Op.SUSPEND, protocol.dump_cuts([(lease.number, num_tokens)]))
+                lease.gone(num_tokens)
+
+    def resume(self, leases: Sequence[Lease]) -> None:
+        """`Lease.resume` each, in their order; those before one that finds no room are back."""
+        for lease in leases:
+            if lease.released or not lease.suspended:
+                raise LeaseError(f"lease {lease.number} is not suspended")
+            self.client.call(Op.RESUME, protocol.dump_leases([lease.number]), lease.come)
+
     def release(self, leases: Sequence[Lease]) -> None:
         """Give leases back in one message; what they committed stays in the cache."""
         for lease in leases:
-            lease.check()
+            if lease.released:
+                raise LeaseError(f"lease {lease.number} is released")
         if not leases:
             return
         self.client.call(Op.RELEASE, protocol.dump_leases([lease.number for lease in leases]))

@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from tierd.block import HASH_NBYTES, BlockHash
 
+_TOKEN = 4  # bytes
+
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 
 
@@ -39,23 +41,38 @@ class PrefixChain:
     def __init__(
         self, root: BlockHash, granule: int, extra: Mapping[int, bytes] | None = None
     ) -> None:
-        self._granule = granule
+        self._root, self._granule = root, granule
         self._extra = dict(extra or {})
-        self._rest = np.empty(0, "<u4")  # tokens of the granule not yet full
-        self._parent = root
+        self._tokens = bytearray()  # little-endian uint32
         self.hashes: list[BlockHash] = []
+
+    def __len__(self) -> int:
+        """Tokens."""
+        return len(self._tokens) // _TOKEN
 
     def append(self, tokens: Tokens) -> None:
         """Add tokens; each granule they fill gets its hash."""
-        data = np.concatenate((self._rest, token_array(tokens)))
-        full = len(data) // self._granule * self._granule
-        for start in range(0, full, self._granule):
-            self._parent = self._hash(data[start : start + self._granule])
-            self.hashes.append(self._parent)
-        self._rest = data[full:]
+        self._tokens += token_array(tokens).tobytes()
+        nbytes = self._granule * _TOKEN
+        for end in range((len(self.hashes) + 1) * nbytes, len(self._tokens) + 1, nbytes):
+            self.hashes.append(self._hash(self._tokens[end - nbytes : end]))
 
-    def _hash(self, tokens: npt.NDArray[np.uint32]) -> BlockHash:
-        digest = blake2b(self._parent + tokens.tobytes(), digest_size=HASH_NBYTES)
+    def truncate(self, num_tokens: int) -> None:
+        """Go back to the first `num_tokens`; what else decided K and V after them is forgotten."""
+        del self._tokens[num_tokens * _TOKEN :]
+        del self.hashes[num_tokens // self._granule :]
+        self._extra = {at: key for at, key in self._extra.items() if at < num_tokens}
+
+    def fork(self, num_tokens: int) -> "PrefixChain":
+        """A chain of its own of the first `num_tokens`."""
+        chain = PrefixChain(self._root, self._granule, self._extra)
+        chain._tokens, chain.hashes = self._tokens[:], self.hashes[:]
+        chain.truncate(num_tokens)
+        return chain
+
+    def _hash(self, tokens: bytes | bytearray) -> BlockHash:
+        parent = self.hashes[-1] if self.hashes else self._root
+        digest = blake2b(parent + tokens, digest_size=HASH_NBYTES)
         if self._extra:
             start = len(self.hashes) * self._granule
             for position in range(start, start + self._granule):

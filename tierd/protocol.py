@@ -30,7 +30,9 @@ MOST_LOOKED_UP = 1024  # hashes a LOOKUP: the daemon looks them up at once
 _HEAD, _pack_head, _unpack_head = HEADER.size, HEADER.pack, HEADER.unpack_from
 
 _ACQUIRE = Struct("<QIIf")  # lease, prompt tokens, room, prefilled tokens a second
-_STEP = Struct("<QIII")  # lease, committed, room, number of hashes
+_STEP = Struct("<QIIIB")  # lease, committed, room, number of hashes, 1 to publish
+_FORK = Struct("<QQI")  # new lease, its source, tokens
+_CUT = Struct("<QI")  # lease, tokens
 _COUNT = Struct("<I")
 _PREFETCH = Struct("<dI")  # seconds from now, prompt tokens
 _LEASE = Struct("<QIIQ")  # lease, hit, room, mask of the ready groups
@@ -51,6 +53,10 @@ class Op(IntEnum):
     GOODBYE = 8  # JSON {} -> JSON {}: views are dropped, nothing will be written any more
     PREFETCH = 9
     LOOKUP = 10  # granules before the first u32, hashes -> a byte each: see `NOWHERE`
+    FORK = 11  # any number of new leases
+    TRUNCATE = 12  # leases and lengths -> the room that is left, u32 each
+    SUSPEND = 13  # a lease and its length
+    RESUME = 14  # a lease -> as ACQUIRE
 
 
 class Kind(IntEnum):
@@ -93,6 +99,14 @@ class StepRequest(NamedTuple):
     committed: int
     room: int
     hashes: Sequence[BlockHash]
+    publish: bool = False
+
+
+class AddedBlocks(NamedTuple):
+    """What an ADVANCE changed in one table: these blocks are in it from index `start` on."""
+
+    start: int
+    ids: list[int]
 
 
 def default_socket() -> str:
@@ -256,7 +270,7 @@ def parse_lease(body: bytes, groups: int) -> LeaseState:
 
 
 def dump_steps(steps: Sequence[StepRequest]) -> bytes:
-    heads = [_STEP.pack(s.lease, s.committed, s.room, len(s.hashes)) for s in steps]
+    heads = [_STEP.pack(s.lease, s.committed, s.room, len(s.hashes), s.publish) for s in steps]
     return b"".join([_COUNT.pack(len(steps)), *heads, *(h for s in steps for h in s.hashes)])
 
 
@@ -268,25 +282,66 @@ def parse_steps(body: bytes) -> list[StepRequest]:
     if at > len(body):
         raise errors.ProtocolError(f"an ADVANCE of {count} steps in {len(body)} bytes")
     steps = []
-    for lease, committed, room, hashes in _STEP.iter_unpack(body[_COUNT.size : at]):
-        steps.append(StepRequest(lease, committed, room, _hashes(body, at, hashes)))
-        at += hashes * HASH_NBYTES
+    for lease, committed, room, count, publish in _STEP.iter_unpack(body[_COUNT.size : at]):
+        names = _hashes(body, at, count)
+        steps.append(StepRequest(lease, committed, room, names, bool(publish)))
+        at += count * HASH_NBYTES
     if at != len(body):
         raise errors.ProtocolError(f"an ADVANCE with {len(body) - at} bytes too many")
     return steps
 
 
-def dump_added(added: Iterable[Iterable[Sequence[int]]]) -> bytes:
-    return b"".join(dump_tables(groups) for groups in added)
+def dump_added(added: Iterable[Iterable[AddedBlocks]]) -> bytes:
+    return b"".join(
+        _COUNT.pack(start) + dump_tables([ids]) for groups in added for start, ids in groups
+    )
 
 
-def parse_added(body: bytes, steps: int, groups: int) -> list[Tables]:
+def parse_added(body: bytes, steps: int, groups: int) -> list[list[AddedBlocks]]:
     """The blocks an ADVANCE added, by step and group."""
     added, at = [], 0
     for _ in range(steps):
-        tables, at = _tables(body, at, groups)
+        tables = []
+        for _ in range(groups):
+            (start,) = _COUNT.unpack_from(body, at)
+            (ids,), at = _tables(body, at + _COUNT.size, 1)
+            tables.append(AddedBlocks(start, ids))
         added.append(tables)
     return added
+
+
+def dump_forks(forks: Iterable[tuple[int, int, int]]) -> bytes:
+    """`(new lease, source, tokens)` each."""
+    return b"".join(_FORK.pack(*fork) for fork in forks)
+
+
+def parse_forks(body: bytes) -> list[tuple[int, int, int]]:
+    return _several(_FORK, body, "FORK")
+
+
+def dump_cuts(cuts: Iterable[tuple[int, int]]) -> bytes:
+    """`(lease, tokens)` each."""
+    return b"".join(_CUT.pack(*cut) for cut in cuts)
+
+
+def parse_cuts(body: bytes) -> list[tuple[int, int]]:
+    return _several(_CUT, body, "TRUNCATE or SUSPEND")
+
+
+def dump_rooms(rooms: Sequence[int]) -> bytes:
+    return array("I", rooms).tobytes()
+
+
+def parse_rooms(body: bytes) -> list[int]:
+    rooms = array("I")
+    rooms.frombytes(body)
+    return rooms.tolist()
+
+
+def _several(of: Struct, body: bytes, what: str) -> list[Any]:
+    if len(body) % of.size:
+        raise errors.ProtocolError(f"a {what} of {len(body)} bytes")
+    return list(of.iter_unpack(body))
 
 
 def dump_leases(leases: Sequence[int]) -> bytes:

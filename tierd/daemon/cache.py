@@ -162,16 +162,18 @@ class TieredCache:
 
     # -- sequences that branch, go back, and rest ------------------------------------------------
 
-    def fork(self, source: Lease, num_tokens: int, notify: Notify | None = None) -> Lease:
-        """A lease of the first `num_tokens` of `source`, which shares every block with it, the
-        partly filled tail too. It has no room: whoever goes on copies what is shared first.
+    def fork(self, forks: Sequence[tuple[Lease, int, Notify | None]]) -> list[Lease]:
+        """For each `(source, num_tokens, notify)`: a lease of the first `num_tokens` of `source`,
+        which shares every block with it, the partly filled tail too. It has no room: whoever goes
+        on copies what is shared first.
 
-        Costs no block. Raises LeaseError, nothing changed.
+        Costs no block. All or nothing: raises LeaseError and nothing has changed.
         """
-        self._check_held(source)
-        if not 0 <= num_tokens <= source.room:
-            raise LeaseError(f"cannot fork {num_tokens} tokens of a lease of {source.room}")
-        self._check_window(source, num_tokens)
+        for source, num_tokens, _ in forks:
+            self._check_back(source, num_tokens, "fork")
+        return [self._fork(*fork) for fork in forks]
+
+    def _fork(self, source: Lease, num_tokens: int, notify: Notify | None) -> Lease:
         tables = [
             table[: _blocks(num_tokens, size)]
             for table, size in zip(source.tables, self._sizes, strict=True)
@@ -195,16 +197,18 @@ class TieredCache:
         self.chain.counts.forks += 1
         return fork
 
-    def truncate(self, lease: Lease, num_tokens: int) -> int:
-        """Go back to the first `num_tokens`; returns the room that is left to write at once.
+    def truncate(self, cuts: Sequence[tuple[Lease, int]]) -> list[int]:
+        """Each `(lease, num_tokens)` goes back to its first `num_tokens`; returns the room that is
+        left to write at once.
 
-        Where others hold what follows, the room ends there, and the next write is a copy. Raises
-        LeaseError, nothing changed, also where a window has slid past.
+        Where others hold what follows, the room ends there, and the next write is a copy. All or
+        nothing: raises LeaseError and nothing has changed, also where a window has slid past.
         """
-        self._check_held(lease)
-        if not 0 <= num_tokens <= lease.room:
-            raise LeaseError(f"cannot truncate a lease of {lease.room} tokens to {num_tokens}")
-        self._check_window(lease, num_tokens)
+        for lease, num_tokens in cuts:
+            self._check_back(lease, num_tokens, "truncate")
+        return [self._truncate(*cut) for cut in cuts]
+
+    def _truncate(self, lease: Lease, num_tokens: int) -> int:
         rest = [
             (group, block)
             for group, size in enumerate(self._sizes)
@@ -226,9 +230,7 @@ class TieredCache:
 
         Raises LeaseError, or OutOfBlocks if they have no room, and nothing has changed.
         """
-        self._check_held(lease)
-        if not 0 <= num_tokens <= lease.room:
-            raise LeaseError(f"cannot suspend {num_tokens} tokens of a lease of {lease.room}")
+        self._check_back(lease, num_tokens, "suspend")
         self.loads.access = access
         self._suspension.suspend(lease, num_tokens, access)
 
@@ -344,13 +346,17 @@ class TieredCache:
         if not lease.ready:
             raise LeaseError("the lease is not ready: its hit is still on its way")
 
-    def _check_window(self, lease: Lease, num_tokens: int) -> None:
+    def _check_back(self, lease: Lease, num_tokens: int, verb: str) -> None:
+        """Raise LeaseError unless the lease has `num_tokens` in place."""
+        self._check_held(lease)
+        if not 0 <= num_tokens <= lease.room:
+            raise LeaseError(f"cannot {verb} {num_tokens} tokens of a lease of {lease.room}")
         for group, size in enumerate(self._sizes):
             window = self.layout.window(group)
             first = first_block(num_tokens, window, size)
             if None in lease.tables[group][first : _blocks(num_tokens, size)]:
                 raise LeaseError(
-                    f"cannot go back to {num_tokens} tokens: the window of {window} tokens of "
+                    f"cannot {verb} {num_tokens} tokens: the window of {window} tokens of "
                     f"group {group} has slid past"
                 )
 
@@ -418,7 +424,7 @@ class TieredCache:
     def _publish_tails(self, lease: Lease, length: int, access: Access) -> None:
         """Freeze the partly filled blocks too, as far as granules are full: whoever goes on, the
         lease itself too, writes a copy."""
-        granule, frozen = self.layout.hash_step, False
+        granule = self.layout.hash_step
         for group, size in enumerate(self._sizes):
             index, granules = length // size, length // granule
             if length % size < granule:
@@ -429,10 +435,9 @@ class TieredCache:
             if block.state is State.PRIVATE:
                 parent = lease.hashes[first - 1] if first else None
                 inner = lease.hashes[first : granules - 1]
-                frozen |= self._pools[group].commit(block, key, parent, access, inner)
+                self._pools[group].commit(block, key, parent, access, inner)
             lease.tails[group] = key
-        if frozen:
-            self._cut(lease, length)
+        self._cut(lease, length)
 
     def _cut(self, lease: Lease, room: int) -> None:
         """Let go of every place past `room` tokens."""

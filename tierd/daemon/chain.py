@@ -180,9 +180,7 @@ class TierChain:
         pool.load(place, source.key, source.parent, access, source.inner)
         self._plan(group, level, source, to, place, holds=holds)
 
-    def copy_on_write(
-        self, group: int, level: int, source: Block, to: int, target: Block
-    ) -> Copy:
+    def copy_on_write(self, group: int, level: int, source: Block, to: int, target: Block) -> Copy:
         """Plan the pinned `source`, wherever it lies, into a lease's own `target`, in one copy."""
         self.counts.copied_on_write += 1
         return self._plan(group, level, source, to, target, holds=True, private=True)

@@ -40,9 +40,7 @@ class Compaction:
     def __init__(self, chain: TierChain, loads: Loads) -> None:
         self._chain, self._loads = chain, loads
 
-    def begin(
-        self, level: int, group: int, ids: Collection[int], access: Access
-    ) -> Vacancy | None:
+    def begin(self, level: int, group: int, ids: Collection[int], access: Access) -> Vacancy | None:
         """Begin to empty the places `ids`; None, and nothing has changed, if some are in use or
         the pool has not enough others to hold what is used."""
         pool = self._chain.tiers[level].pools[group]

@@ -202,9 +202,7 @@ class PrefixMatch:
             runs.append(run)
         return runs
 
-    def _sees(
-        self, group: int, hashes: Sequence[BlockHash], hit: int, runs: Sequence[int]
-    ) -> bool:
+    def _sees(self, group: int, hashes: Sequence[BlockHash], hit: int, runs: Sequence[int]) -> bool:
         """Whether some tier holds all that the group's window sees before `hit`."""
         size = self._sizes[group]
         whole, first = hit // size, first_block(hit, self._layout.window(group), size)

@@ -13,8 +13,8 @@ from policies.base import PrefetchPolicy
 from storage.base import BlockStore
 from tierd.block import HASH_NBYTES, BlockHash, BlockId
 from tierd.daemon.cache import TieredCache
-from tierd.daemon.speed import fastest_hit
 from tierd.daemon.pool import Adopted
+from tierd.daemon.speed import fastest_hit
 from tierd.daemon.tag import unpack
 from tierd.daemon.tier import Tier
 from tierd.daemon.transfer import StoreTransfer

@@ -8,11 +8,13 @@ An engine hears of a place only when no demotion still reads it.
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from policies.base import Access
 from tierd import protocol
 from tierd.block import Block, BlockHash
+from tierd.daemon.cache import Step
 from tierd.daemon.connection import Connection
 from tierd.daemon.copy import Place
 from tierd.daemon.greeting import Peer
@@ -23,10 +25,12 @@ from tierd.daemon.tenant import Tenant
 from tierd.daemon.upkeep import Prefetch
 from tierd.errors import LeaseError, ProtocolError, TierdError
 from tierd.layout import KVLayout
-from tierd.protocol import Frame, LeaseState, Op
+from tierd.protocol import AddedBlocks, Frame, LeaseState, Op
 
 if TYPE_CHECKING:
     from tierd.daemon.server import Server
+
+_T = TypeVar("_T")
 
 
 class Session(Connection):
@@ -95,9 +99,7 @@ class Session(Connection):
             raise LeaseError(f"a prompt of {num_tokens} tokens in room for {room}")
         self._check_prompt(num_tokens, hashes)
 
-        def notify(lease: Lease) -> None:
-            self._push_ready(number, lease)
-
+        notify = partial(self._push_ready, number)
         most = namespace.shorter_hit(hashes, num_tokens, prefill)
         lease = namespace.cache.acquire(hashes, num_tokens, room, self._now(), notify, most)
         if most is not None:
@@ -105,6 +107,11 @@ class Session(Connection):
         namespace.upkeep.asked(hashes)
         self._changed(namespace)
         self.leases[number] = lease
+
+        self._answer_lease(frame, number, lease)
+
+    def _answer_lease(self, frame: Frame, number: int, lease: Lease) -> None:
+        """Tell of a lease's tables, once the engine may write what is its own of them."""
 
         def answer() -> None:
             self._answered.add(number)
@@ -116,13 +123,57 @@ class Session(Connection):
     def _advance(self, frame: Frame) -> None:
         namespace = self._attached()
         requests = protocol.parse_steps(frame.body)
-        steps = [(self._lease(r.lease), r.committed, r.hashes, r.room) for r in requests]
+        steps = [
+            Step(self._lease(r.lease), r.committed, r.hashes, r.room, r.publish) for r in requests
+        ]
         added = namespace.cache.advance(steps, self._now())
         if steps:
             self._changed(namespace)
-        body = protocol.dump_added([[_ids(blocks) for blocks in step] for step in added])
-        new = [place for step in added for place in _places(step)]
+        ids = [[AddedBlocks(start, _ids(blocks)) for start, blocks in step] for step in added]
+        body = protocol.dump_added(ids)
+        new = [place for step in added for place in _places([blocks for _, blocks in step])]
+        for step, tables in zip(steps, added, strict=True):  # a tail may have changed hands
+            tails = zip(step.lease.tables, tables, strict=True)
+            new += _places([table[start - 1 : start] for table, (start, _) in tails])
         self._when_idle(new, lambda: self.answer(frame, body))
+
+    def _fork(self, frame: Frame) -> None:
+        namespace = self._attached()
+        forks = protocol.parse_forks(frame.body)
+        sources = [(self._lease(source), length) for _, source, length in forks]
+        numbers = [number for number, _, _ in forks]
+        if taken := [number for number in numbers if number in self.leases]:
+            raise LeaseError(f"lease {taken[0]} is in use")
+        if len(set(numbers)) != len(numbers):
+            raise LeaseError("a lease is named twice in one message")
+        tell = [partial(self._push_ready, number) for number in numbers]
+        made = namespace.cache.fork(
+            [(lease, length, notify) for (lease, length), notify in zip(sources, tell, strict=True)]
+        )
+        self.leases.update(zip(numbers, made, strict=True))
+        self._answered.update(numbers)
+        self.answer(frame)
+
+    def _truncate(self, frame: Frame) -> None:
+        namespace = self._attached()
+        cuts = [(self._lease(number), length) for number, length in protocol.parse_cuts(frame.body)]
+        rooms = namespace.cache.truncate(cuts)
+        self.answer(frame, protocol.dump_rooms(rooms))
+
+    def _suspend(self, frame: Frame) -> None:
+        namespace = self._attached()
+        (cut,) = _one(protocol.parse_cuts(frame.body))
+        namespace.cache.suspend(self._lease(cut[0]), cut[1], self._now())
+        self.answer(frame)
+
+    def _resume(self, frame: Frame) -> None:
+        namespace = self._attached()
+        (number,) = _one(protocol.parse_leases(frame.body))
+        lease = self._lease(number)
+        namespace.cache.resume(lease, self._now())
+        self._changed(namespace)
+        self._answered.discard(number)  # what it hears next is the answer
+        self._answer_lease(frame, number, lease)
 
     def _release(self, frame: Frame) -> None:
         namespace = self._attached()
@@ -193,8 +244,11 @@ class Session(Connection):
 
         def look() -> None:
             if self.leases.get(number) is lease:
-                transfer = self._attached().transfer
-                if transfer.when_idle(_places(lease.tables), look):
+                own = [
+                    [block for block in table if block not in waits]
+                    for table, waits in zip(lease.tables, lease.loading, strict=True)
+                ]
+                if self._attached().transfer.when_idle(_places(own), look):
                     call()
 
         look()
@@ -307,6 +361,10 @@ _SERVES: dict[int, Callable[[Session, Frame], None]] = {
     Op.RELEASE: Session._release,
     Op.PREFETCH: Session._prefetch,
     Op.LOOKUP: Session._lookup,
+    Op.FORK: Session._fork,
+    Op.TRUNCATE: Session._truncate,
+    Op.SUSPEND: Session._suspend,
+    Op.RESUME: Session._resume,
     Op.STATUS: Session._status,
     Op.GOODBYE: Session._goodbye,
 }
@@ -314,6 +372,12 @@ _SERVES: dict[int, Callable[[Session, Frame], None]] = {
 
 def _ids(blocks: Iterable[Block | None]) -> list[int]:
     return [-1 if block is None else block.block_id for block in blocks]
+
+
+def _one(asked: list[_T]) -> list[_T]:
+    if len(asked) != 1:
+        raise LeaseError(f"one lease at a time, not {len(asked)}")
+    return asked
 
 
 def _places(tables: Iterable[Iterable[Block | None]]) -> list[Place]:

@@ -195,9 +195,7 @@ class Suspension:
                 self._loads.wait(lease, group, block)
         lease.tables[group] = table
 
-    def _load(
-        self, lease: Lease, group: int, entry: Away, place: Block, access: Access
-    ) -> Block:
+    def _load(self, lease: Lease, group: int, entry: Away, place: Block, access: Access) -> Block:
         """Plan the copy of a block from below; the lease's reference there is the copy's now."""
         if entry.key is None:
             copy = self._chain.copy_on_write(group, entry.level, entry.block, 0, place)
