@@ -125,6 +125,14 @@ class Process:
         self._leases.pop(lease).release()
         return {}
 
+    def branch(self, tokens: list[int]) -> dict[str, Any]:
+        """Serve a prompt, fork it twice, go on with one fork and suspend the other."""
+        lease = serve(self._pool, tokens)
+        one, two = self._pool.fork([(lease, len(tokens)), (lease, len(tokens))])
+        one.extend(len(tokens) + 1)
+        two.suspend(len(tokens))
+        return {}
+
     def goodbye(self) -> dict[str, Any]:
         self._client.close()
         return {}
