@@ -4,18 +4,20 @@ A real daemon, started anew before every such request, so that nothing is above 
 pass by the page cache; and SmolLM2 in fp32 on one thread, its 30 layers in 5 groups. A request has
 1,000 tokens, of which a prefix is in the cache.
 
-What overlap can save is the lesser of two times: what loading takes after the first group is there,
-and what computing takes before the last group's layers. At this model's size, with 46 KB of K and V
-a token, almost all of a long hit's time is one or the other, never both:
-
-    992 hit, 8 computed      46 MB to load; the pass is short, and its first layers wait as well
-    512 hit, 488 computed    24 MB to load; the pass takes many times as long
-
     load      [ g0 ][ g1 ][ g2 ][ g3 ][ g4 ]
-    compute         | L0-5 |L6-11 |...           instead of     ........................| L0-5 | ...
+    compute         | L0-5 | L6-11 | ...        instead of                  | L0-5 | L6-11 | ...
 
-And the daemon's threads need a core of their own to load meanwhile. The gain grows with what is
-loaded for what is computed: larger K and V, slower media, faster processors.
+What overlap saves is the lesser of two times: loading once the first group is there, and computing
+before the last group's layers. At this model's size, 46 KB of K and V a token, that is little:
+
+    992 hit, 8 computed      46 MB to load, and a pass that only reads the weights takes about as
+                             long: of both together, the saving is a part that can be seen
+    512 hit, 488 computed    24 MB to load, and a pass that takes thirty times as long hides all of
+                             it: of both together, the saving is a few hundredths at most
+
+It grows with what is loaded for what is computed: larger K and V, slower media, faster processors.
+And the daemon needs a core beside the engine's to load meanwhile; `one group` is the default layout,
+with a fifth of the blocks, which shows what groups cost.
 """
 
 import random

@@ -57,7 +57,11 @@ def test_an_inbox_grows_for_a_large_frame_alone() -> None:
     into, small = Inbox(), len(Inbox().space())
     large = Frame(Op.STATUS, Kind.REQUEST, 1, bytes(5 * small))
     assert put(into, encoded(large)[:-1]) == []
-    assert put(into, encoded(large)[-1:]) == [large]
+    following = Frame(Op.STATUS, Kind.REQUEST, 2, b"next")
+    assert put(into, encoded(large)[-1:] + encoded(following)[:9]) == [large]
+    assert len(into.space()) == small - 9
+    assert put(into, encoded(following)[9:]) == [following]
+    assert put(into, encoded(large)) == [large]
     assert len(into.space()) == small
 
 

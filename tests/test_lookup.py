@@ -27,10 +27,12 @@ def test_each_granule_has_the_level_of_its_hottest_copy() -> None:
 
 def test_of_several_groups_all_must_hold_it_and_the_coldest_counts() -> None:
     rig = Rig([8, 8], [8, 8], layout=WINDOWED)  # blocks of two granules, and of one
-    rig.place(DEVICE, "abcdef", group=0)
+    rig.place(HOST, "abcdef", group=0)
+    rig.place(DEVICE, "ab", group=0)
+    rig.place(HOST, "ab", group=1)
     rig.place(DEVICE, "a", group=1)
-    rig.place(HOST, "abcd", group=1)
-    assert levels(rig, "abcdef") == [DEVICE, HOST, HOST, HOST, NOWHERE, NOWHERE]
+    rig.place(DEVICE, "abcd", group=1, first=2)
+    assert levels(rig, "abcdef") == [DEVICE, HOST, DEVICE, HOST, NOWHERE, NOWHERE]
     for first in range(6):  # wherever a message is cut
         assert levels(rig, "abcdef", first) == levels(rig, "abcdef")[first:]
 
