@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tierd.block import BlockHash
 from tierd.daemon.match import first_block
+from tierd.daemon.tag import unpack
 from tierd.layout import KVLayout
 from tierd.lease import Lease
 from tierd.pool import Pool
@@ -48,6 +49,13 @@ def names(lease: Lease, group: int) -> Sequence[BlockHash]:
     """The names of the lease's full blocks of a group."""
     ratio = lease._pool.layout.groups[group].block_size // lease._pool.layout.hash_step
     return lease._chain.hashes[ratio - 1 :: ratio]
+
+
+def key_of(tag: bytes) -> BlockHash:
+    """The name of a block that an SSD keeps under a tag."""
+    named = unpack(tag)
+    assert named is not None, f"{tag!r} names no block"
+    return named.key
 
 
 def check(lease: Lease) -> None:

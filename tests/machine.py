@@ -293,6 +293,9 @@ class Engines(RuleBasedStateMachine):
             engine.rename()
             self.on_loop(lambda engine=engine: self.answer(engine))
 
+    def refused_rightly(self, engine: Engine, error: LeaseError) -> None:
+        assert engine.away or not engine.lease.ready or "window" in str(error)
+
     @rule(pick=NUMBERS, upto=NUMBERS)
     def fork(self, pick: int, upto: int) -> None:
         source = self.pick(pick)
@@ -308,8 +311,8 @@ class Engines(RuleBasedStateMachine):
                     [(source.lease, upto, lambda lease: self.notified(fork, lease))]
                 )[0]
             )
-        except LeaseError as error:
-            assert source.away or not source.lease.ready or "window" in str(error)
+        except LeaseError as refused:
+            self.refused_rightly(source, refused)
             return
         fork.append(Engine(source.family, lease, source.tokens[:upto], upto))
         self.engines.append(fork[0])
@@ -322,8 +325,8 @@ class Engines(RuleBasedStateMachine):
         upto = max(0, engine.written - back % 7)
         try:
             self.on_loop(lambda: self.cache.truncate([(engine.lease, upto)]))
-        except LeaseError as error:
-            assert engine.away or not engine.lease.ready or "window" in str(error)
+        except LeaseError as refused:
+            self.refused_rightly(engine, refused)
             return
         del engine.tokens[upto:]
         engine.rename()

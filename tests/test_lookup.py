@@ -32,12 +32,12 @@ def test_of_several_groups_all_must_hold_it_and_the_coldest_counts() -> None:
     rig.place(HOST, "ab", group=1)
     rig.place(DEVICE, "a", group=1)
     rig.place(DEVICE, "abcd", group=1, first=2)
-    assert levels(rig, "abcdef") == [DEVICE, HOST, DEVICE, HOST, NOWHERE, NOWHERE]
+    assert levels(rig, "abcdef") == [DEVICE, HOST, HOST, HOST, NOWHERE, NOWHERE]
     for first in range(6):  # wherever a message is cut
         assert levels(rig, "abcdef", first) == levels(rig, "abcdef")[first:]
 
 
-def test_a_granule_where_no_block_ends_is_nowhere() -> None:
+def test_a_granule_that_one_group_lacks_is_nowhere() -> None:
     rig = Rig([8, 8], layout=WINDOWED)
     rig.place(DEVICE, "ab", group=0)
     assert levels(rig, "ab") == [NOWHERE, NOWHERE]

@@ -100,7 +100,7 @@ def test_a_shorter_hit_needs_a_window_of_its_own() -> None:
     rig = Rig((8, 8), layout=WINDOWED)
     rig.place(DEVICE, "abcdefgh", group=0)
     rig.place(DEVICE, "abcdefgh", group=1, first=4)  # a window for 12 tokens and 16, none for 4, 8
-    assert list(rig.cache.match.hits(chain("abcdefgh"), 17)) == [16, 12, 0]
+    assert list(rig.cache.match.hits(chain("abcdefgh"), 17)) == [16, 14, 12, 0]
 
 
 def test_what_a_hit_has_below_the_top_tier_is_known_by_level() -> None:

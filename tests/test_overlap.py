@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from storage.survey import Survey
+from tests.content import key_of
 from tests.daemon import Daemon, Status, tiers
 from tests.failing import STORE, medium
 from tests.test_transformers import TINY, greedy, ours, prompt
@@ -71,7 +72,7 @@ def damage(ssd: Path, chain: PrefixChain, ids: Tensor) -> None:
     chain.append(ids[0].tolist())
     with Survey(ssd) as survey:
         array = next(array for array in survey.arrays if array.name.endswith(f"-{GROUPS - 1}"))
-        block = next(block for block in array.blocks if block.tag.startswith(chain.hashes[6]))
+        block = next(block for block in array.blocks if key_of(block.tag) == chain.hashes[6])
         slab, start = array.geometry.locate(block.slot)
     with (ssd / "store.zarr" / array.name / "c" / str(slab) / "0").open("r+b") as file:
         file.seek(start)

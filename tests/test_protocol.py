@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from tierd import errors, protocol
 from tierd.block import HASH_NBYTES, BlockHash
 from tierd.errors import ProtocolError
-from tierd.protocol import HEADER, Kind, LeaseState, Op, StepRequest
+from tierd.protocol import HEADER, AddedBlocks, Kind, LeaseState, Op, StepRequest
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 block_ids = st.integers(-1, 2**63 - 1)
 hash_lists = st.lists(st.binary(min_size=HASH_NBYTES, max_size=HASH_NBYTES).map(BlockHash))
 tables = st.lists(block_ids, max_size=6)
-steps = st.builds(StepRequest, u64, u32, u32, hash_lists)
+steps = st.builds(StepRequest, u64, u32, u32, hash_lists, st.booleans())
+added_blocks = st.builds(AddedBlocks, u32, tables)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner),
@@ -106,9 +107,25 @@ def test_a_lease_crosses_unchanged(lease, hit, room, ready, groups) -> None:
 
 @given(data=st.data(), groups=st.integers(1, 4), count=st.integers(0, 4))
 def test_added_blocks_cross_unchanged(data: st.DataObject, groups: int, count: int) -> None:
-    step = st.lists(tables, min_size=groups, max_size=groups)
+    step = st.lists(added_blocks, min_size=groups, max_size=groups)
     added = data.draw(st.lists(step, min_size=count, max_size=count))
     assert protocol.parse_added(protocol.dump_added(added), count, groups) == added
+
+
+@given(forks=st.lists(st.tuples(u64, u64, u32)), cuts=st.lists(st.tuples(u64, u32)))
+def test_forks_and_cuts_cross_unchanged(
+    forks: list[tuple[int, int, int]], cuts: list[tuple[int, int]]
+) -> None:
+    assert protocol.parse_forks(protocol.dump_forks(forks)) == forks
+    assert protocol.parse_cuts(protocol.dump_cuts(cuts)) == cuts
+    rooms = [length for _, length in cuts]
+    assert protocol.parse_rooms(protocol.dump_rooms(rooms)) == rooms
+
+
+@pytest.mark.parametrize("parse", [protocol.parse_forks, protocol.parse_cuts])
+def test_half_a_fork_or_cut_is_a_protocol_error(parse) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ProtocolError, match="of 7 bytes"):
+        parse(bytes(7))
 
 
 @given(values=st.dictionaries(st.text(), json_values))

@@ -147,8 +147,8 @@ def test_groups_have_their_own_block_sizes_and_windows(tmp_path: Path) -> None:
             with serve(pool, prompt(1, 200)) as lease:
                 assert lease.hit == 160
                 assert [len(table) for table in lease.tables] == [7, 13]
-                assert lease.tables[1][:7].tolist() == [-1] * 7  # out of the window of 48
-                assert (lease.tables[1][7:] >= 0).all()
+                assert lease.tables[1][:9].tolist() == [-1] * 9  # out of the window of 48
+                assert (lease.tables[1][9:] >= 0).all()
             for seed in range(2, 12):  # push it out of the device
                 ask(pool, prompt(seed, 160))
             assert ask(pool, prompt(1, 200)) == 192

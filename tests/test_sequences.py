@@ -1,6 +1,6 @@
-"""Sequences that branch, go back, rest and are published, through a real daemon, every token checked.
+"""Sequences that branch, go back, rest and are published, through a real daemon.
 
-The granule is one token: what a token's K and V are follows from its name, so a stale or foreign
+Every token is checked. The granule is one token: what a token's K and V are follows from its name, so a stale or foreign
 byte shows wherever it is.
 """
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from storage.survey import Survey
-from tests.content import BLOCK_NBYTES, content
+from tests.content import BLOCK_NBYTES, content, key_of
 from tests.ssd_blocks import lose_catalog
 from tests.ssd_folder import GEOMETRY, change, run, slabs, snapshot, told
-from tierd.block import BlockHash
 
 
 def block_at(ssd: Path, slot: int) -> tuple[str, bytes]:
@@ -18,8 +17,9 @@ def block_at(ssd: Path, slot: int) -> tuple[str, bytes]:
         [array] = survey.arrays
         block = next(block for block in array.blocks if block.slot == slot)
         data = array.read(block)
-    assert data == content(BlockHash(block.tag[:16]), 0, BLOCK_NBYTES)
-    return block.tag[:16].hex(), data
+    key = key_of(block.tag)
+    assert data == content(key, 0, BLOCK_NBYTES)
+    return key.hex(), data
 
 
 @pytest.mark.parametrize(

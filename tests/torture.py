@@ -20,8 +20,7 @@ import numpy as np
 import tierd
 from storage.base import CorruptBlock
 from storage.survey import Survey
-from tests.content import BLOCK, LAYOUT, ask, content, prompt
-from tierd.block import HASH_NBYTES, BlockHash
+from tests.content import BLOCK, LAYOUT, ask, content, key_of, prompt
 from tierd.errors import TierdError
 
 PAGE = 4096
@@ -133,7 +132,7 @@ class Count:
                     except CorruptBlock:
                         self.refused += 1
                         continue
-                    if data == content(BlockHash(block.tag[:HASH_NBYTES]), 0, len(data)):
+                    if data == content(key_of(block.tag), 0, len(data)):
                         self.right += 1
                     else:
                         self.wrong.append(f"slot {block.slot} at {block.seq}")

@@ -1,10 +1,10 @@
 """The balance of one memory tier: extents go from pools with too many to pools that ask for more.
 
     needy asks -> donors by fair share -> the donor's extents that cost the least -> emptied by
-    moving and demoting -> given back to the arena, where the needy pool's next growth takes them
+    moving and demoting -> given to the needy pool
 
-A request never waits for it: it makes do with its own pool, and the next one finds more. One range
-is on its way at a time. It owns the task that does it; who deserves what is decided elsewhere.
+A pool that can make do with its own blocks is not waited for: it is given more in the background.
+One range is on its way at a time. It owns the task; who deserves what is decided elsewhere.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from tierd.block import State
 from tierd.daemon.arena import Arena
 from tierd.daemon.cache import TieredCache
 from tierd.daemon.fair import Claim, donors
+from tierd.daemon.pool import BlockPool
 from tierd.daemon.transfer import StoreTransfer
 
 log = logging.getLogger("tierd.balance")
@@ -37,6 +38,10 @@ class Holder:
     transfer: StoreTransfer
     claim: Callable[[int], Claim]  # of the bytes it holds
 
+    @property
+    def pool(self) -> BlockPool:
+        return self.cache.chain.tiers[self.level].pools[self.group]
+
 
 class Balance:
     """Owns the task, from `start` to `close`. `holders` are those that share the arena now."""
@@ -45,8 +50,9 @@ class Balance:
         self._arena, self._holders = arena, holders
         self._wanting: set[tuple[object, int]] = set()
         self._asked = asyncio.Event()
+        self._one = asyncio.Lock()  # of ranges, and no request holds it
         self._task: asyncio.Task[None] | None = None
-        self.nbytes_moved = 0  # from one owner to the free ones
+        self.nbytes_moved = 0  # from one owner to another
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -67,12 +73,18 @@ class Balance:
             await self._asked.wait()
             self._asked.clear()
             wanting, self._wanting = self._wanting, set()
-            gave = [await self._serve(owner) for owner in sorted(wanting, key=repr)]
+            gave = [await self.serve(owner) for owner in sorted(wanting, key=repr)]
             if not any(gave):
                 await asyncio.sleep(_REST_S)  # it may be asked by every request that evicts
 
+    async def serve(self, owner: tuple[object, int]) -> bool:
+        """Give `owner` one more run of extents, if somebody has to give it, unless it got more
+        while another range was on its way; whether it has more now."""
+        before = self._held(owner)
+        async with self._one:
+            return self._held(owner) > before or await self._serve(owner)
+
     async def _serve(self, owner: tuple[object, int]) -> bool:
-        """Free one run of extents that holds a block of `owner`'s; whether that worked."""
         holders = {holder.owner: holder for holder in self._holders()}
         needy = holders.get(owner)
         if needy is None or len(holders) < 2:
@@ -83,9 +95,16 @@ class Balance:
         for claim in donors(claims[owner], list(claims.values()), self._arena.nbytes):
             donor = holders[claim.owner]  # type: ignore[index]  # ours are pairs
             for start, stop in await self._cheapest(donor, size):
-                if await self._empty(donor, start, stop):
+                if await self._empty(donor, start, stop) and self._give(needy):
                     return True
         return False
+
+    def _give(self, needy: Holder) -> bool:
+        """At once: the donor may want the extents back."""
+        ids = self._arena.grow(needy.owner, needy.block_nbytes)
+        if ids:
+            needy.pool.grow(ids)
+        return bool(ids)
 
     def _held(self, owner: tuple[object, int]) -> int:
         extents = sum(stop - start for start, stop in self._arena.runs(owner))
@@ -111,8 +130,7 @@ class Balance:
 
     def _cost(self, donor: Holder, start: int, stop: int) -> int | None:
         """How many blocks lie in a range; None if one of them cannot move."""
-        pool = donor.cache.chain.tiers[donor.level].pools[donor.group]
-        live = 0
+        pool, live = donor.pool, 0
         for block_id in self._arena.touching(start, stop, donor.block_nbytes):
             block = pool.at(block_id)
             if block is None or block.state is State.FREE:

@@ -40,7 +40,6 @@ class TierChain:
         try:
             victims = [self._choose(level, group, n) for group, n in enumerate(need)]
         except OutOfBlocks:
-            self.tiers[level].starved()
             raise self._shortage(level, need) from None
         for group, chosen in enumerate(victims):
             self.evict(level, group, chosen, access)

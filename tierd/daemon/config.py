@@ -130,6 +130,25 @@ class TenantConfig(Section):
     share: Annotated[float, Number(0, 1, above=True)] = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(Section):
+    """What a model gets of its tenant's memory beside others: a part by its weight, where all want
+    more than there is, and never less than its floor of each tier, once it has it."""
+
+    weight: Annotated[float, Number(0, 1e6, above=True)] = 1.0
+    floor: Annotated[int, Size(0)] = 0
+
+
+def _models(raw: object) -> dict[str, ModelConfig]:
+    return {
+        name: parsed(_quoted(name), value, ModelConfig.of) for name, value in table(raw).items()
+    }
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else f'"{name}"'
+
+
 def _only_myself() -> dict[str, TenantConfig]:
     return {"default": TenantConfig(uids=(os.getuid(),))}
 
@@ -160,6 +179,7 @@ class Config(Section):
     blocks: Annotated[BlocksConfig, BlocksConfig.of] = field(default_factory=BlocksConfig)
     prefetch: Annotated[PrefetchConfig, PrefetchConfig.of] = field(default_factory=PrefetchConfig)
     tenants: Annotated[Mapping[str, TenantConfig], _tenants] = field(default_factory=_only_myself)
+    models: Annotated[Mapping[str, ModelConfig], _models] = field(default_factory=dict)
 
     @classmethod
     def default(cls) -> Self:

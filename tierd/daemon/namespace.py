@@ -6,7 +6,7 @@ what they committed stays findable. Nothing here knows sockets.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from policies.base import PrefetchPolicy
@@ -45,6 +45,8 @@ class Namespace:
         self.cache = TieredCache(layout, tiers, self.transfer)
         self.upkeep = Upkeep(self.cache, self.transfer, prefetch)
         self.num_sessions = 0
+        # Takes memory from others, if they have to give it; whether any came.
+        self.more_room: Callable[[], Awaitable[bool]] | None = None
         self._pauses: dict[int, asyncio.TimerHandle] = {}
 
     async def recover(self) -> int:

@@ -7,7 +7,7 @@ An engine hears of a place only when no demotion still reads it.
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +23,7 @@ from tierd.daemon.match import check_names
 from tierd.daemon.namespace import Namespace
 from tierd.daemon.tenant import Tenant
 from tierd.daemon.upkeep import Prefetch
-from tierd.errors import LeaseError, ProtocolError, TierdError
+from tierd.errors import LeaseError, OutOfBlocks, ProtocolError, TierdError
 from tierd.layout import KVLayout
 from tierd.protocol import AddedBlocks, Frame, LeaseState, Op
 
@@ -59,7 +59,33 @@ class Session(Connection):
     def serve(self, frame: Frame) -> None:
         if (serve := _SERVES.get(frame.op)) is None:
             raise ProtocolError(f"operation {frame.op} of kind {frame.kind} is none of ours")
-        serve(self, frame)
+        try:
+            serve(self, frame)
+        except OutOfBlocks as shortage:
+            if self.namespace is None or self.namespace.more_room is None:
+                raise
+            more = self._serve_with_more(frame, serve, self.namespace.more_room, shortage)
+            self.answer_later(frame, more)
+
+    async def _serve_with_more(
+        self,
+        frame: Frame,
+        serve: "Callable[[Session, Frame], None]",
+        more_room: Callable[[], Awaitable[bool]],
+        shortage: OutOfBlocks,
+    ) -> None:
+        """Serve a request again each time that others, who had more than their share, gave way."""
+        while await more_room() and self.namespace is not None:
+            try:
+                serve(self, frame)
+            except OutOfBlocks as again:
+                shortage = again
+            except TierdError as error:
+                self.refuse(frame, error)
+                return
+            else:
+                return
+        self.refuse(frame, shortage)
 
     def left(self) -> None:
         self._give_back()

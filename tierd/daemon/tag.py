@@ -2,8 +2,8 @@
 
     | 1 if it has a parent, else 0: u8 | its name | its parent's | those of granules inside it ... |
 
-A tag is opaque to the medium, which holds a limited number of bytes: where a block has more granules
-than fit, it is found by the first ones only. A block without a name has an empty tag.
+A tag is opaque to the medium, which holds a limited number of bytes: where a block has more
+granules than fit, it is found by the first ones only. A block without a name has an empty tag.
 """
 
 from collections.abc import Sequence

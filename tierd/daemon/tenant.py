@@ -7,24 +7,22 @@ stores; a namespace's pools grow out of the tenant's arenas, an extent run or a 
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from policies.base import LayerShape
-from storage.base import BlockStore
 from storage.host import pin
-from tierd.block import BlockHash
 from tierd.daemon import collector, plugins
-from tierd.daemon.arena import EXTENT_NBYTES, Arena
-from tierd.daemon.config import Config, MemoryConfig
+from tierd.daemon.arena import EXTENT_NBYTES
+from tierd.daemon.config import Config, ModelConfig
 from tierd.daemon.disk import Disk
+from tierd.daemon.memory import Memory
 from tierd.daemon.namespace import Namespace
-from tierd.daemon.tier import Tier
 from tierd.errors import LayoutMismatch
 from tierd.layout import ITEMSIZE, KVLayout
 from tierd.shm import CudaMemory, SharedMemory
@@ -54,9 +52,11 @@ class Tenant:
             if config.host
             else None
         )
-        self._arenas = {"device": Arena(self.device.nbytes)}
-        if self.host:
-            self._arenas["host"] = Arena(self.host.nbytes)
+        data = self.device.tensor if isinstance(self.device, CudaMemory) else self.device.array
+        self._memories = [Memory("device", config.device, self._device_store, data, copiers)]
+        if self.host and config.host:
+            host = Memory("host", config.host, self._host_store, self.host.array, copiers)
+            self._memories.append(host)
         self._disk: Disk | None = None
         self._stop = threading.Event()  # of what goes on in threads
         self._populating: asyncio.Task[None] | None = None
@@ -64,10 +64,11 @@ class Tenant:
         self._pins = ExitStack()
         self.namespaces: dict[str, Namespace] = {}
         self._attaching = asyncio.Lock()
-        self._making_way: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Pin host memory where there is a GPU, and open the tenant's folder of the SSD."""
+        for memory in self._memories:
+            memory.balance.start()
         if isinstance(self.device, SharedMemory):
             self._populating = asyncio.create_task(self._populate(self.device))
         if self.host and isinstance(self.device, CudaMemory):
@@ -106,7 +107,6 @@ class Tenant:
                 same = [n for n in self.namespaces.values() if n.layout == layout]
                 namespace = next(iter(same), None)
             if namespace is None:
-                await self._make_way()
                 with collector.paused():
                     namespace = await self._create(name, layout)
                 self.namespaces[name] = namespace
@@ -140,14 +140,6 @@ class Tenant:
             return layout
         return replace(layout, granule=blocks.granule)
 
-    async def _make_way(self) -> None:
-        """Retire namespaces that no engine uses while an arena has too little left for another."""
-        idle = [n for n in self.namespaces.values() if not n.num_sessions]
-        for namespace in idle:
-            if all(a.nbytes_free >= a.nbytes // 2 for a in self._arenas.values()):
-                return
-            await self._retire(namespace)
-
     async def _retire(self, namespace: Namespace) -> None:
         """End a namespace that no engine uses; its blocks live on in the SSD tier, if any."""
         del self.namespaces[namespace.name]
@@ -155,21 +147,14 @@ class Tenant:
             await namespace.save(asyncio.get_running_loop().time() + self._config.grace)
         await namespace.close()
         owner = namespace.layout.root(self.name)
-        for arena in self._arenas.values():
-            for group in range(len(namespace.layout.groups)):
-                arena.release((owner, group))
+        for memory in self._memories:
+            memory.leave(owner)
         log.info("%s: retired", namespace.name)
 
     async def _create(self, name: str, layout: KVLayout) -> Namespace:
-        sizes = [layout.block_nbytes(group) for group in range(len(layout.groups))]
         owner = layout.root(self.name)
-        device, host = self._device_store, self._host_store
-        memory = self.device.tensor if isinstance(self.device, CudaMemory) else self.device.array
-        tiers = [self._memory_tier("device", self._config.device, sizes, owner)]
-        stores: list[list[BlockStore]] = [[_store(device, memory, n, self._copiers) for n in sizes]]
-        if self.host and self._config.host:
-            tiers.append(self._memory_tier("host", self._config.host, sizes, owner))
-            stores.append([_store(host, self.host.array, n, self._copiers) for n in sizes])
+        tiers = [memory.tier(layout, owner) for memory in self._memories]
+        stores = [memory.stores(layout) for memory in self._memories]
         async with AsyncExitStack() as undo:
             if self._disk:
                 in_use = [n.layout.root(self.name) for n in self.namespaces.values()]
@@ -178,40 +163,19 @@ class Tenant:
                     undo.push_async_callback(array.close)
                 stores.append(arrays)
                 tiers.append(await self._disk.tier(layout))
-            staging = [np.empty(max(sizes), np.uint8) for _ in range(_STAGING_ROWS)]
+            largest = max(layout.block_nbytes(group) for group in range(len(layout.groups)))
+            staging = [np.empty(largest, np.uint8) for _ in range(_STAGING_ROWS)]
             prefetch = self._config.prefetch
             policy = plugins.prefetch(prefetch.policy)(**prefetch.options)
             namespace = Namespace(name, layout, tiers, stores, policy, staging)
             adopted = await namespace.recover()
             undo.pop_all()
+        model = self._config.models.get(name, ModelConfig())
+        for level, shared in enumerate(self._memories):
+            shared.join(namespace, level, owner, model)
+        namespace.more_room = partial(self._memories[0].more, owner)
         log.info("%s: attached, %d blocks recovered", name, adopted)
         return namespace
-
-    def _memory_tier(
-        self, name: str, config: MemoryConfig, sizes: Sequence[int], owner: BlockHash
-    ) -> Tier:
-        arena = self._arenas[name]
-
-        def grow(group: int) -> list[int] | None:
-            return arena.grow((owner, group), sizes[group])
-
-        tier = Tier.of(name, plugins.policy(config.policy), config.options, sizes, grow)
-        tier.starved, tier.watermarks = self._starved, config.watermarks
-        return tier
-
-    def _starved(self) -> None:
-        """A request found no room: who has no engine gives way, for the next one."""
-        idle = any(not namespace.num_sessions for namespace in self.namespaces.values())
-        if idle and self._making_way is None:
-            self._making_way = asyncio.create_task(self._retire_idle())
-
-    async def _retire_idle(self) -> None:
-        try:
-            async with self._attaching:
-                for namespace in [n for n in self.namespaces.values() if not n.num_sessions]:
-                    await self._retire(namespace)
-        finally:
-            self._making_way = None
 
     async def save(self, deadline: float) -> int:
         """Write what only memory holds to the SSD until `deadline`. Returns the blocks left out."""
@@ -224,8 +188,8 @@ class Tenant:
         self._stop.set()
         if self._populating:
             await self._populating
-        if self._making_way:
-            await self._making_way
+        for shared in self._memories:
+            await shared.balance.close()
         for namespace in self.namespaces.values():
             await namespace.close()
         self.namespaces.clear()
@@ -239,8 +203,7 @@ class Tenant:
     def status(self) -> dict[str, Any]:
         """Facts for `tierd status`, as JSON."""
         memory: dict[str, dict[str, int | None]] = {
-            name: {"nbytes": arena.nbytes, "nbytes_free": arena.nbytes_free}
-            for name, arena in self._arenas.items()
+            shared.name: {**shared.status()} for shared in self._memories
         }
         memory["device"]["nbytes_huge"] = self._huge
         ssd: dict[str, Any] = {}
@@ -257,9 +220,3 @@ class Tenant:
 def _part(nbytes: int, share: float) -> int:
     """A tenant's share of a tier, whole extents, at least one."""
     return max(EXTENT_NBYTES, int(nbytes * share) // EXTENT_NBYTES * EXTENT_NBYTES)
-
-
-def _store(
-    kind: type[BlockStore], memory: Any, block_nbytes: int, copiers: ThreadPoolExecutor
-) -> BlockStore:
-    return kind(memory, block_nbytes, copiers)  # type: ignore[call-arg]  # plugins.store's form

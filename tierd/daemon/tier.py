@@ -17,15 +17,13 @@ class Tier:
     """One rung of the chain: a pool for each layer group.
 
     `grow(group)` gives more places for a group's pool, or None if the tier has no more to give.
-    Between its `watermarks` a tier keeps places free, or evictable without a copy. `starved()` is
-    told when a request found too little room. A paused tier takes nothing new (its medium is full
-    or failing) but still serves.
+    Between its `watermarks` a tier keeps places free, or evictable without a copy. A paused tier
+    takes nothing new (its medium is full or failing) but still serves.
     """
 
     name: str
     pools: Sequence[BlockPool]
     grow: Callable[[int], Iterable[int] | None]
-    starved: Callable[[], None] = lambda: None
     paused: bool = False
     watermarks: tuple[float, float] = (0.0, 0.0)  # of places free or clean, as parts of a pool
 

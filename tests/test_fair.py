@@ -1,0 +1,43 @@
+"""Who gives way to whom: arithmetic, by numbers."""
+
+from tierd.daemon.fair import Claim, donors, fair_share
+
+
+def claim(
+    owner: str, nbytes: int, weight: float = 1, floor: int = 0, *, active: bool = True
+) -> Claim:
+    return Claim(owner, nbytes, weight, floor, active)
+
+
+def who(needy: Claim, *others: Claim) -> list[object]:
+    return [donor.owner for donor in donors(needy, [needy, *others], 100)]
+
+
+def test_a_fair_share_is_by_weight_among_those_with_engines() -> None:
+    claims = [claim("a", 0, 1), claim("b", 0, 3), claim("c", 90, 5, active=False)]
+    assert [fair_share(of, claims, 100) for of in claims] == [25, 75, 0]
+
+
+def test_who_has_too_little_takes_from_who_has_the_most_above_its_share() -> None:
+    assert who(claim("a", 10), claim("b", 40), claim("c", 50)) == ["c", "b"]
+
+
+def test_who_has_a_fair_share_takes_from_nobody_that_has_engines() -> None:
+    assert who(claim("a", 50), claim("b", 50)) == []
+    assert who(claim("a", 60), claim("b", 40)) == []
+
+
+def test_who_has_no_engine_gives_first_and_to_anybody() -> None:
+    assert who(claim("a", 60), claim("b", 20), claim("c", 20, active=False)) == ["c"]
+    assert who(claim("a", 10), claim("b", 70), claim("c", 20, active=False)) == ["c", "b"]
+
+
+def test_nobody_gives_below_its_floor() -> None:
+    assert who(claim("a", 10), claim("b", 90, floor=90)) == []
+    assert who(claim("a", 10), claim("b", 90, floor=90, active=False)) == []
+    assert who(claim("a", 10), claim("b", 90, floor=89)) == ["b"]
+
+
+def test_weights_decide_who_has_too_much() -> None:
+    assert who(claim("a", 20, 1), claim("b", 80, 4)) == []
+    assert who(claim("a", 19, 1), claim("b", 81, 4)) == ["b"]
