@@ -32,32 +32,38 @@ def fill(pool: Any, nbytes: int) -> None:
 
 
 def test_a_second_model_gets_its_share_of_what_the_first_has_filled(tmp_path: Path) -> None:
-    with Daemon(tmp_path, device="16MiB", host="64MiB", ssd=None) as daemon:
-        with daemon.client() as one, one.attach(LAYOUT) as a:
-            fill(a, 20 * MIB)
-            assert device(daemon.status())["model"] == 16 * MIB
-            with daemon.client() as two, two.attach(OTHER) as b:
-                fill(b, 20 * MIB)  # its first request finds no free place, and is served
-                found = daemon.until(lambda status: device(status)["other"] > 7 * MIB)
-                assert device(found)["model"] >= 7 * MIB
-                for seed in range(20):  # nothing was lost: what had to go is in host memory
-                    assert ask(a, [*prompt(seed, 8 * BLOCK), 1]) == 8 * BLOCK
+    with (
+        Daemon(tmp_path, device="16MiB", host="64MiB", ssd=None) as daemon,
+        daemon.client() as one,
+        one.attach(LAYOUT) as a,
+    ):
+        fill(a, 20 * MIB)
+        assert device(daemon.status())["model"] == 16 * MIB
+        with daemon.client() as two, two.attach(OTHER) as b:
+            fill(b, 20 * MIB)  # its first request finds no free place, and is served
+            found = daemon.until(lambda status: device(status)["other"] > 7 * MIB)
+            assert device(found)["model"] >= 7 * MIB
+            for seed in range(20):  # nothing was lost: what had to go is in host memory
+                assert ask(a, [*prompt(seed, 8 * BLOCK), 1]) == 8 * BLOCK
 
 
 def test_what_an_engine_holds_is_not_taken(tmp_path: Path) -> None:
-    with Daemon(tmp_path, device="8MiB", ssd=None) as daemon:
-        with daemon.client() as one, one.attach(LAYOUT) as a:
-            held = [serve(a, prompt(seed, 8 * BLOCK)) for seed in range(15)]
-            with daemon.client() as two, two.attach(OTHER) as b:
-                with pytest.raises(OutOfBlocks):
-                    ask(b, prompt(1, 40 * BLOCK))
-                for lease in held:
-                    check(lease)
-                for lease in held[2:]:
-                    lease.release()
-                assert ask(b, prompt(1, 40 * BLOCK)) == 0
-                for lease in held[:2]:
-                    check(lease)
+    with (
+        Daemon(tmp_path, device="8MiB", ssd=None) as daemon,
+        daemon.client() as one,
+        one.attach(LAYOUT) as a,
+    ):
+        held = [serve(a, prompt(seed, 8 * BLOCK)) for seed in range(15)]
+        with daemon.client() as two, two.attach(OTHER) as b:
+            with pytest.raises(OutOfBlocks):
+                ask(b, prompt(1, 40 * BLOCK))
+            for lease in held:
+                check(lease)
+            for lease in held[2:]:
+                lease.release()
+            assert ask(b, prompt(1, 40 * BLOCK)) == 0
+            for lease in held[:2]:
+                check(lease)
 
 
 def test_a_model_without_engines_gives_what_it_does_not_need(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Sequences that branch, go back, rest and are published, through a real daemon.
 
-Every token is checked. The granule is one token: what a token's K and V are follows from its name, so a stale or foreign
-byte shows wherever it is.
+Every token is checked. The granule is one token: what a token's K and V are follows from its name,
+so a stale or foreign byte shows wherever it is.
 """
 
 from collections.abc import Iterator
