@@ -16,8 +16,8 @@ before the last group's layers. At this model's size, 46 KB of K and V a token, 
                              it: of both together, the saving is a few hundredths at most
 
 It grows with what is loaded for what is computed: larger K and V, slower media, faster processors.
-And the daemon needs a core beside the engine's to load meanwhile; `one group` is the default layout,
-with a fifth of the blocks, which shows what groups cost.
+The daemon needs a core beside the engine's to load meanwhile. `one group` is the default layout,
+with a fifth of the blocks: it shows what groups cost.
 """
 
 import random

@@ -62,8 +62,8 @@ class Geometry:
     @property
     def footprint(self) -> int:
         """The most a slab can occupy: filling preallocated space piecemeal fragments it, and the
-        file system charges the file for the pages that list its extents."""
-        return self.file_nbytes + PAGE * (1 + 2 * self.num_slots // EXTENTS_A_PAGE)
+        file system charges the file for the pages that list its extents, a third full at worst."""
+        return self.file_nbytes + PAGE * (2 + 3 * self.num_slots // EXTENTS_A_PAGE)
 
     def locate(self, slot: int) -> tuple[int, int]:
         """The slab of an array's slot, and the offset in its file."""

@@ -10,13 +10,23 @@ import pytest
 
 from storage.base import BlockFault, BlockStore, CorruptBlock
 from storage.slab import MOST_A_CALL, Geometry
+from storage.ssd import NUM_READERS, NUM_WRITERS
 from storage.testing import assert_equal, make_rows, random_rows
 from tests.ssd_blocks import GEOMETRY, NBYTES, SLOTS, faults, open_store, put
 
-# Four hops: their slots are 0-2, 3-5, then 6, 7 and the slab's last, then two of the next one.
-IDS = [5, 0, 9, 3, SLOTS + 1, 1, 7, 2, 4, SLOTS, 6]
-RUNS = [1, 2, 2, 3, 3]
+IDS = [5, 0, SLOTS - 1, 3, SLOTS + 1, 1, 2, 4, SLOTS, 6]  # up to 6, and across a slab's end
 TAGS = {block_id: str(block_id).encode() for block_id in IDS}
+
+
+def runs(num_threads: int) -> list[int]:
+    """How long the runs of `IDS` are, each thread having as many blocks as the next."""
+    found, step = [], -(-len(IDS) // num_threads)
+    for number, slot in enumerate(sorted(IDS)):
+        if number % step and slot - 1 in IDS and slot != SLOTS:
+            found[-1] += 1
+        else:
+            found.append(1)
+    return sorted(found)
 
 
 class Calls:
@@ -80,9 +90,11 @@ async def test_neighbours_are_one_call_in_whatever_order_they_come(
     async with open_store(tmp_path) as store:
         await put_old(store, writes)
         await put(store, IDS)
-        assert sorted(writes.blocks) == RUNS
+        assert sorted(writes.blocks) == runs(NUM_WRITERS)
         assert not await faults(store, TAGS)
-        assert sorted(reads.blocks) == RUNS
+        assert sorted(reads.blocks) == runs(NUM_READERS)
+        assert max(writes.blocks) == 3
+        assert max(reads.blocks) == 2
 
 
 async def test_rows_that_direct_io_does_not_take_go_one_by_one(
@@ -113,8 +125,9 @@ async def test_a_run_that_was_cut_short_is_done_block_by_block(
             calls.lets = lambda _, nbytes: half if nbytes > half else nbytes
         await put(store, IDS)
         assert not await faults(store, TAGS)
-        # Of a run of two or three, the first block is in place and the others are asked for again.
-        assert sorted(writes.blocks) == sorted(reads.blocks) == sorted([*RUNS, 1, 1, 1, 1, 1, 1])
+        for calls, number in ((writes, NUM_WRITERS), (reads, NUM_READERS)):
+            again = [1 for run in runs(number) for _ in range(run - 1)]  # all but the first of it
+            assert sorted(calls.blocks) == sorted(runs(number) + again)
 
 
 async def test_a_block_that_cannot_be_written_is_the_only_one_of_its_run_to_fail(
