@@ -13,6 +13,7 @@ from tierd.daemon.config import (
     Config,
     DeviceConfig,
     HostConfig,
+    ModelConfig,
     PrefetchConfig,
     SsdConfig,
     TenantConfig,
@@ -204,6 +205,7 @@ def test_the_example_file_is_good_and_says_something_of_every_key() -> None:
         config.blocks,
         config.prefetch,
         *config.tenants.values(),
+        ModelConfig(),
     ):
         for key in fields(section):
             assert f"{key.name} = " in text or f"[{key.name}" in text or f".{key.name}]" in text

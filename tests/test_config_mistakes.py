@@ -19,8 +19,8 @@ EXTENT = 'must be from "2MiB" to'
             "sockt = 1",
             "sockt: is not a key; known: socket, grace, quarantine_grace, max_frame, dev",
         ),
-        ("sockt = 1", "ssd, blocks, prefetch, tenants; did you mean socket?"),
-        ("zzz = 1", "blocks, prefetch, tenants\n"),
+        ("sockt = 1", "ssd, blocks, prefetch, tenants, models; did you mean socket?"),
+        ("zzz = 1", "blocks, prefetch, tenants, models\n"),
         ("[prefetch]\nwithin = 1", "prefetch.within: is not a key; known: policy, options\n"),
         (
             "[device]\nsise = 1",
@@ -35,6 +35,8 @@ EXTENT = 'must be from "2MiB" to'
         ("[host]\nwatermarks = [0, 2]", "must be a number from 0 to 1"),
         ("[ssd]\nsize = 1", "ssd.path: is missing, and has no default"),
         ("[tenants.a]\nuids = [1]\nshares = 1", "tenants.a.shares: is not a key; known: uids, sh"),
+        ("[models.a]\nweight = 0", "models.a.weight = 0: must be a number above 0"),
+        ('[models."a b"]\nfloor = -1', 'models."a b".floor = -1: must be'),
         ("device = 5", "device = 5: must be a table"),
         ("ssd = true", "ssd = true: must be a table"),
         # Sizes

@@ -202,7 +202,7 @@ def test_a_suspended_sequence_comes_back_whole_with_its_tail(tmp_path: Path, hos
         other.go_on([3, 4])
         sequence.lease.suspend(sequence.length)
         other.lease.suspend(other.length)
-        assert in_use(daemon) == 0
+        daemon.until(lambda _: in_use(daemon) == 0)  # the copies have been made
         # All of the device is somebody else's meanwhile.
         Written.serve(pool, prompt(2, (BLOCKS - 1) * BLOCK)).lease.release()
         for back in (sequence, other):
