@@ -15,6 +15,7 @@ from tierd.daemon.tier import Counts, Tier
 from tierd.errors import OutOfBlocks
 from tierd.layout import KVLayout
 
+_LOOK_AHEAD = 32  # blocks that may be passed over because they are still to be copied
 _MOST_AHEAD = 256  # blocks a pool keeps clean ahead, however large it is
 
 
@@ -49,7 +50,29 @@ class TierChain:
         """The blocks to evict so that `n` places are free. Changes nothing but the capacity."""
         pool = self.tiers[level].pools[group]
         self._grow(level, group, n)
-        return pool.victims(max(0, n - pool.num_free))
+        wanted = max(0, n - pool.num_free)
+        if not wanted or level + 1 == len(self.tiers):
+            return pool.victims(wanted)
+        # The first to give up, but rather one that lies below already than a colder one whose copy
+        # the new owner of its place would have to wait for.
+        clean, dirty = list[Block](), list[Block]()
+        for block in pool.evictable():
+            lower = self._below(level, group, block)
+            is_clean = lower is not None and lower.state is State.COMMITTED
+            (clean if is_clean else dirty).append(block)
+            if len(clean) == wanted or len(clean) + len(dirty) == wanted + _LOOK_AHEAD:
+                break
+        if len(clean) + len(dirty) < wanted:
+            raise OutOfBlocks(f"need {wanted} blocks to evict")
+        return clean + dirty[: wanted - len(clean)]
+
+    def _below(self, level: int, group: int, block: Block) -> Block | None:
+        """The copy of a block in the hottest tier below `level` that has one, or is to have it."""
+        if block.key is not None:
+            for tier in self.tiers[level + 1 :]:
+                if (lower := tier.pools[group].get(block.key)) is not None:
+                    return lower
+        return None
 
     def _shortage(self, level: int, need: Sequence[int]) -> OutOfBlocks:
         """What to say of the group that is shortest."""
@@ -70,12 +93,12 @@ class TierChain:
             pool.grow(ids)
 
     def evict(self, level: int, group: int, victims: Sequence[Block], access: Access) -> None:
-        """Evict `victims`, first saving to the tier below those it lacks and has room for."""
+        """Evict `victims`, first saving to the tier below those that none below has, as far as it
+        has room."""
         if not victims:
             return
         if level + 1 < len(self.tiers):
-            below = self.tiers[level + 1].pools[group]
-            lacking = [block for block in victims if block.key and below.get(block.key) is None]
+            lacking = [b for b in victims if b.key and self._below(level, group, b) is None]
             saved = self._copy_down(level, group, lacking, level + 1, access, pin=False)
             self.counts.dropped += len(lacking) - saved
         else:
