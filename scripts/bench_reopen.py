@@ -25,6 +25,7 @@ from storage.slab import Geometry, Trailer
 from tierd.block import BlockHash
 from tierd.client import connect
 from tierd.daemon.config import Config
+from tierd.daemon.tag import pack
 from tierd.layout import KVLayout
 from tierd.prefix import PrefixChain
 
@@ -74,7 +75,7 @@ def _build(path: Path, root: BlockHash, tokens: Sequence[int], number: int) -> N
     name = f"{root.hex()}-0"
     chain = PrefixChain(root, BLOCK)
     chain.append(tokens)
-    tags = [key + parent for parent, key in itertools.pairwise([root, *chain.hashes])]
+    tags = [pack(key, parent, ()) for parent, key in itertools.pairwise([root, *chain.hashes])]
     geometry = Geometry.fitting(BLOCK_NBYTES, SLAB_NBYTES)
     volume = open_volume(path, slab_nbytes=SLAB_NBYTES)
     store = volume.array(name, BLOCK_NBYTES, {"made by": "bench_reopen"})
@@ -97,10 +98,10 @@ def _build(path: Path, root: BlockHash, tokens: Sequence[int], number: int) -> N
 
 def _trailers(slots: range, seq: int) -> Iterator[Trailer]:
     """Rows of blocks that follow each other in prompts of no one, as short as a daemon's are."""
-    parent = TAG[:16]
+    parent = BlockHash(TAG[:16])
     for slot in slots:
-        key = os.urandom(16)
-        yield Trailer(slot, seq + slot, crc32(key), key + parent)
+        key = BlockHash(os.urandom(16))
+        yield Trailer(slot, seq + slot, crc32(key), pack(key, parent, ()))
         parent = key
 
 
