@@ -5,15 +5,22 @@ The pool tells it what happened (`insert`, `touch`, `remove`) and asks whom it w
 (`victims`); which of those may really go is the pool's business. `victims` changes nothing, so a
 failed allocation changes nothing. The pool then says `evict(key)` for each one it gave up.
 
+A block-size policy decides once per namespace, from the layers and what is known of the machine and
+its requests; what it answers for the same facts is always the same.
+
 A prefetch policy is told the requests' paths and guesses how later ones go on; whether that is
 worth a copy, or possible, is the daemon's business.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
 
 Key = Hashable
+
+GRANULE = 16  # tokens between two names of a prompt, at most, unless somebody says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,34 @@ class LayerShape:
     index: int
     nbytes_per_token: int
     window: int | None  # tokens a sliding-window layer looks back; None for full attention
+
+
+@dataclass(frozen=True, slots=True)
+class RouteFacts:
+    """What bringing blocks up by one tier takes, in seconds: for a burst of them, for each block
+    beside its bytes, and for each byte."""
+
+    latency: float
+    seconds_per_block: float
+    seconds_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class SizingFacts:
+    """What is known of the machine and its requests when block sizes are chosen.
+
+    `lengths`: how many requests had so many tokens. `routes`: all that a block in the coldest tier
+    goes through on its way to the hottest, at least one. `granule`: tokens between two names of a
+    prompt, which every size must then be a multiple of; None: chosen by the sizes, at most
+    `GRANULE`.
+    `memory_nbytes`: what the hottest tier holds.
+    """
+
+    lengths: Mapping[int, float]
+    routes: Sequence[RouteFacts]
+    granule: int | None = None
+    memory_nbytes: float = inf
+    page_nbytes: int = 4096  # a block takes whole ones
 
 
 class EvictionPolicy(ABC):
@@ -90,9 +125,14 @@ class PrefetchPolicy(ABC):
 class BlockSizePolicy(ABC):
     """Chooses how many tokens a block has, for each layer, once per namespace."""
 
+    # Whether other facts may change the choice. A namespace of the same model that an earlier life
+    # left on the SSD then keeps the sizes it has, or its blocks would not be found again.
+    by_facts: ClassVar[bool] = False
+
     @abstractmethod
-    def sizes(self, layers: Sequence[LayerShape]) -> list[int]:
+    def sizes(self, layers: Sequence[LayerShape], facts: SizingFacts) -> list[int]:
         """The block size in tokens of each of `layers`, in order.
 
-        Layers with equal size and window become one layer group.
+        Layers with equal size and window become one layer group. Pure: equal arguments, equal
+        answer. Raises ValueError for layers that it cannot serve.
         """

@@ -1,15 +1,17 @@
-"""How many tokens a block has: the same for every layer, or by ranges of layers.
+"""How many tokens a block has: the same for every layer, by ranges of layers, or what costs least.
 
-A size is an integer from 1 to 4096 tokens. These policies do not know what a block costs, and they
-never change a size: a namespace asks once.
+A size is an integer from 1 to 4096 tokens. No policy ever changes a size: a namespace asks once.
+What a block costs is `block_cost`'s to say.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 
-from policies.base import BlockSizePolicy, LayerShape
+from policies.base import GRANULE, BlockSizePolicy, LayerShape, SizingFacts
+from policies.block_cost import LayerKind, cost_of, kinds_of
 
 MAX_SIZE = 4096
+_FEW = 64  # blocks, that a tier should hold more than
 
 
 class Uniform(BlockSizePolicy):
@@ -18,7 +20,7 @@ class Uniform(BlockSizePolicy):
     def __init__(self, size: int = 16) -> None:
         self.size = _checked(size, "size")
 
-    def sizes(self, layers: Sequence[LayerShape]) -> list[int]:
+    def sizes(self, layers: Sequence[LayerShape], facts: SizingFacts) -> list[int]:
         return [self.size] * len(layers)
 
 
@@ -37,7 +39,7 @@ class Hierarchical(BlockSizePolicy):
             self._names[layers] = name
             self._sizes[layers] = _checked(size, f"sizes[{name!r}]")
 
-    def sizes(self, layers: Sequence[LayerShape]) -> list[int]:
+    def sizes(self, layers: Sequence[LayerShape], facts: SizingFacts) -> list[int]:
         """Raises `ValueError` naming a range that has none of `layers`."""
         for span, name in self._names.items():
             if not any(layer.index in span for layer in layers):
@@ -46,6 +48,42 @@ class Hierarchical(BlockSizePolicy):
 
     def _size(self, index: int) -> int:
         return next((s for span, s in self._sizes.items() if index in span), self.default)
+
+
+class Auto(BlockSizePolicy):
+    """For each kind of layers, equal in window, the size that `block_cost` finds cheapest: of
+    doublings from `smallest` to `largest`, the smallest of equally cheap ones, and none but
+    `smallest` of which the hottest tier would hold few."""
+
+    by_facts = True
+
+    def __init__(self, smallest: int = GRANULE, largest: int = 512) -> None:
+        self.smallest = _checked(smallest, "smallest")
+        self.largest = _checked(largest, "largest")
+        if smallest > largest:
+            raise ValueError(f"smallest = {smallest} is above largest = {largest}")
+
+    def sizes(self, layers: Sequence[LayerShape], facts: SizingFacts) -> list[int]:
+        """Raises `ValueError` if no multiple of the granule is from `smallest` to `largest`."""
+        sizes = dict[int, int]()
+        for kind in kinds_of(layers):
+            costs = [cost_of(size, kind, facts) for size in self.candidates(kind, facts)]
+            best = min(costs, key=lambda cost: (cost.total, cost.size))
+            sizes |= dict.fromkeys(kind.layers, best.size)
+        return [sizes[layer.index] for layer in layers]
+
+    def candidates(self, kind: LayerKind, facts: SizingFacts) -> list[int]:
+        """The sizes it chooses from: `smallest`, rounded up to whole granules, and doublings."""
+        step = facts.granule or 1
+        found = [-(-self.smallest // step) * step]
+        if found[0] > self.largest:
+            raise ValueError(
+                f"no multiple of the granule, {step}, is from {self.smallest} to {self.largest}"
+            )
+        most = min(self.largest, facts.memory_nbytes / (_FEW * kind.nbytes_per_token))
+        while found[-1] * 2 <= most:
+            found.append(found[-1] * 2)
+        return found
 
 
 def _table(sizes: object) -> Mapping[str, object]:

@@ -43,7 +43,7 @@ def open_volume(path: Path, **options: object) -> SsdVolume:
 def open_store(volume: SsdVolume, name: str, block_nbytes: int, number: int) -> SsdStore:
     """A store with room for `number` blocks."""
     store = volume.array(name, block_nbytes, {})
-    while len(volume.capacity(name)) < number:
+    while sum(map(len, volume.slabs(name))) < number:
         assert volume.grow(name), "the volume has no limit to speak of"
     return store
 

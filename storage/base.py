@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 Row = npt.NDArray[np.uint8]
-MAX_TAG_NBYTES = 128
+MAX_TAG_NBYTES = 2048
 
 
 class BlockFault(OSError):
@@ -51,7 +51,7 @@ class BlockStore(ABC):
 
     @abstractmethod
     async def write(self, ids: Sequence[int], data: Sequence[Row], tags: Sequence[bytes]) -> None:
-        """Fill block `ids[i]` with `data[i]` and keep `tags[i]`, at most 128 bytes, beside it.
+        """Fill block `ids[i]` with `data[i]` and keep `tags[i]`, of at most `MAX_TAG_NBYTES`.
 
         Raises `BlockFault` naming the blocks that failed; those blocks then hold anything.
         A crash in the middle leaves each block whole, or one that `read` refuses.
@@ -94,6 +94,14 @@ class ArrayFacts:
     written_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """A slab's number of blocks, and the bytes of the budget it may come to take."""
+
+    num_blocks: int
+    nbytes: int
+
+
 class Durability(StrEnum):
     """When a block that was written survives a power cut. A crash of the process alone costs no
     block that was acknowledged, and neither ever makes a wrong one."""
@@ -106,8 +114,9 @@ class Durability(StrEnum):
 class Volume(ABC):
     """A persistent medium: arrays of blocks by name, and one budget of bytes for all of them.
 
-    Space is given out a *slab* at a time. `grow` and `nbytes` are bookkeeping and never wait;
-    everything else may block and is called in a thread, never on an event loop.
+    Space is given out, and given back, a *slab* at a time. `slabs`, `slab`, `grow` and `nbytes` are
+    bookkeeping and never wait; everything else may block and is called in a thread, never on an
+    event loop.
     """
 
     @classmethod
@@ -139,12 +148,29 @@ class Volume(ABC):
         """
 
     @abstractmethod
-    def capacity(self, name: str) -> range:
-        """The ids that array `name` has room for so far; they survive a restart."""
+    def slab(self, name: str) -> Slab:
+        """What any one slab of an open array holds, and what it takes."""
+
+    @abstractmethod
+    def slabs(self, name: str) -> list[range]:
+        """The ids that array `name` has room for, in ascending order, a slab each.
+
+        A slab that has been written to survives a restart, whatever lies, or no longer lies, before
+        it; all of an array are of one length, and begin at multiples of it.
+        """
 
     @abstractmethod
     def grow(self, name: str) -> range | None:
         """Reserve one more slab for an open array: the new ids, or None if the budget is spent."""
+
+    @abstractmethod
+    def give_back(self, name: str, ids: range) -> None:
+        """Give one of `slabs(name)` of an open array back, with all that lies in it.
+
+        Nobody reads or writes it from before the call on; other slabs keep their ids. It is gone
+        only after what was written before, and may have been copied from it, is as durable as the
+        volume's durability says. After an `OSError` the slab is there, perhaps with fewer blocks.
+        """
 
     @property
     @abstractmethod

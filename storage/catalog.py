@@ -106,6 +106,13 @@ class Catalog:
             where = "array = ? AND slot = ? AND seq = ?"
             db.execute(f"DELETE FROM block WHERE {where}", (array, slot, seq))
 
+    def vacate(self, array: str, slots: range) -> None:
+        """Drop the rows of a slab, durably: none may outlive its file."""
+        with self._transaction() as db:
+            where = "array = ? AND slot >= ? AND slot < ?"
+            db.execute(f"DELETE FROM block WHERE {where}", (array, slots.start, slots.stop))
+        self.sync()
+
     def drop(self, array: str) -> None:
         with self._transaction() as db:
             db.execute("DELETE FROM block WHERE array = ?", (array,))

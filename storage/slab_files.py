@@ -1,8 +1,9 @@
 """The slab files of one array: made, found again, read and written, and the disk they occupy.
 
 A slab is *reserved* by bookkeeping alone and *made* at the first write into it, whole, under its
-final name, if the file system has room. It counts what is reserved and what is made; it does not
-know what a slot holds, nor whether the budget allows another slab.
+final name, if the file system has room. One that is given back leaves a gap among the numbers, for
+the next that is reserved. It counts what is reserved and what is made; it does not know what a slot
+holds, nor whether the budget allows another slab.
 """
 
 import errno
@@ -11,7 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ class Scratch(threading.local):
 
 
 class SlabFiles:
-    """Slabs 0, 1, ... of one array. Reading never waits for a slab that is being made."""
+    """The numbered slabs of one array. Reading never waits for a slab that is being made."""
 
     def __init__(self, root: Path, geometry: Geometry, flags: int, min_free_nbytes: int) -> None:
         self.geometry = geometry
@@ -49,7 +50,7 @@ class SlabFiles:
         self._fds: dict[int, int] = {}
         self._made: dict[int, int] = {}  # slab -> bytes, by what the file system says
         self._adopt()
-        self.num_slabs = 1 + max(self._made, default=-1)  # one missing in between is reserved
+        self._slabs = set(self._made)  # and those that are reserved
 
     @property
     def nbytes(self) -> int:
@@ -62,18 +63,42 @@ class SlabFiles:
         return self._total([max(nbytes, footprint) for nbytes in list(self._made.values())])
 
     def _total(self, made: list[int]) -> int:
-        return sum(made) + (self.num_slabs - len(made)) * self.geometry.footprint
+        return sum(made) + (len(self._slabs) - len(made)) * self.geometry.footprint
 
     def written_at(self) -> float:
         """When a slab was last written, in seconds since 1970; 0 without slabs."""
-        return max((self.path(slab).stat().st_mtime for slab in self.made()), default=0.0)
+        times = []
+        for slab in self.made():
+            with suppress(FileNotFoundError):  # it may be given back at this moment
+                times.append(self.path(slab).stat().st_mtime)
+        return max(times, default=0.0)
 
     def made(self) -> list[int]:
         return sorted(self._made)
 
+    def slabs(self) -> list[int]:
+        """Those made and those reserved."""
+        return sorted(self._slabs)
+
     def reserve(self) -> range:
-        self.num_slabs += 1
-        return self.geometry.slots(self.num_slabs - 1)
+        """The slots of one slab more, of the lowest number that is free."""
+        slabs = self.slabs()
+        slab = next((at for at, slab in enumerate(slabs) if at != slab), len(slabs))
+        self._slabs.add(slab)
+        return self.geometry.slots(slab)
+
+    def drop(self, slab: int) -> None:
+        """Remove a slab that nobody uses; its number is free only after its file is gone. One that
+        a power cut brings back is as good as reserved."""
+        with self._making:
+            if slab in self._made:
+                path = self.path(slab)
+                path.unlink()
+                with suppress(OSError):  # as a killed life may leave it: `_adopt` removes it
+                    path.parent.rmdir()
+                os.close(self._fds.pop(slab))
+                del self._made[slab]
+            self._slabs.discard(slab)
 
     def path(self, slab: int) -> Path:
         return self._root / "c" / str(slab) / "0"
@@ -224,7 +249,7 @@ class SlabFiles:
             self._fds[slab] = fd
 
     def _check_room(self, slab: int) -> None:
-        if slab >= self.num_slabs:
+        if slab not in self._slabs:
             raise OSError(errno.ENOSPC, "no slab is reserved here", str(self.path(slab)))
         disk = os.statvfs(self._root)
         if disk.f_bavail * disk.f_frsize < self._min_free_nbytes + self.geometry.footprint:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from storage.base import ArrayFacts, Durability, Volume
+from storage.base import ArrayFacts, Durability, Slab, Volume
 from storage.catalog import Catalog
 from storage.group_commit import GroupCommit
 from storage.hierarchy import ArrayDocument, Hierarchy
@@ -39,7 +39,7 @@ NUM_WRITERS = 4
 class SsdVolume(Volume):
     """Arrays of slabs on one file system.
 
-    `grow` and `nbytes` may be called while one thread is in any other method.
+    What never waits may be called while one thread is in any other method, and so may `give_back`.
     """
 
     def __init__(
@@ -113,9 +113,13 @@ class SsdVolume(Volume):
         self._stores[name] = store
         return store
 
-    def capacity(self, name: str) -> range:
+    def slab(self, name: str) -> Slab:
+        geometry = self._files[name].geometry
+        return Slab(geometry.num_slots, geometry.footprint)
+
+    def slabs(self, name: str) -> list[range]:
         files = self._files[name]
-        return range(files.num_slabs * files.geometry.num_slots)
+        return [files.geometry.slots(slab) for slab in files.slabs()]
 
     def grow(self, name: str) -> range | None:
         if not self._is_open(name):
@@ -125,6 +129,13 @@ class SsdVolume(Volume):
         if ceiling + files.geometry.footprint > self._budget:
             return None
         return files.reserve()
+
+    def give_back(self, name: str, ids: range) -> None:
+        if not self._is_open(name):
+            raise ValueError(f"array {name} is not open")
+        if ids not in self.slabs(name):
+            raise ValueError(f"array {name} has no slab of {ids}")
+        self._stores[name].vacate(self._files[name].geometry.locate(ids.start)[0])
 
     @property
     def nbytes(self) -> int:

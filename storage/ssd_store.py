@@ -7,6 +7,7 @@ meets either the old bytes or a refusal. The store does not know budgets or othe
 """
 
 import errno
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class SsdStore(BlockStore):
             self._index |= {row[0]: row for row in rows if row[0] // num_slots in made}
         # What a killed life wrote is in the catalog and not yet in its slabs' indexes.
         self._dirty = made
+        self._checkpointing = threading.Lock()
         files.open()
 
     async def read(self, ids: Sequence[int], out: Sequence[Row]) -> None:
@@ -98,13 +100,33 @@ class SsdStore(BlockStore):
     def checkpoint(self) -> None:
         """Write the shard index of every slab that has changed; blocks."""
         for slab in list(self._dirty):
-            self._dirty.discard(slab)  # first: what is published from here on makes it dirty again
-            slots = [slot for slot in self._files.geometry.slots(slab) if slot in self._index]
-            try:
-                self._files.checkpoint(slab, slots)
-            except OSError:
-                self._dirty.add(slab)
-                raise
+            with self._checkpointing:
+                if slab in self._dirty:
+                    self._checkpoint(slab)
+
+    def _checkpoint(self, slab: int) -> None:
+        self._dirty.discard(slab)  # first: what is published from here on makes it dirty again
+        slots = [slot for slot in self._files.geometry.slots(slab) if slot in self._index]
+        try:
+            self._files.checkpoint(slab, slots)
+        except OSError:
+            self._dirty.add(slab)
+            raise
+
+    def vacate(self, slab: int) -> None:
+        """Give a slab back whose blocks nobody wants any more; blocks.
+
+        In this order a crash at any moment leaves blocks that prove themselves, in a slab that
+        counts, or no trace of them; what was copied elsewhere is durable before.
+        """
+        slots = self._files.geometry.slots(slab)
+        with self._checkpointing:
+            self._shared.commits.commit()
+            for slot in slots:
+                self._index.pop(slot, None)
+            self._catalog.vacate(self._name, slots)
+            self._dirty.discard(slab)
+            self._files.drop(slab)
 
     def shut(self) -> None:
         """Checkpoint and give back the files; blocks. The second time it does nothing."""

@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -107,7 +108,7 @@ class SurveyedArray:
             for path in root.glob("c/*/0")
             if path.parent.name.isdecimal()
         }
-        self.num_slots = (1 + max(self.slabs, default=-1)) * self.geometry.num_slots
+        self.num_slots = len(self.slabs) * self.geometry.num_slots
         self.blocks: list[Trailer] = (
             [Trailer(*row) for some in catalog.rows(self.name) for row in some]
             if catalog is not None
@@ -122,6 +123,14 @@ class SurveyedArray:
     def written_at(self) -> float:
         """In seconds since 1970; 0 without slabs."""
         return max((slab.written_at for slab in self.slabs.values()), default=0.0)
+
+    def slabs_by_fill(self, classes: int) -> list[int]:
+        """How many slabs are full up to one part in `classes`, up to two, and so on."""
+        used = Counter(self.geometry.locate(block.slot)[0] for block in self.blocks)
+        found = [0] * classes
+        for slab in self.slabs:
+            found[max(0, -(-used[slab] * classes // self.geometry.num_slots) - 1)] += 1
+        return found
 
     def check(self) -> Iterator[tuple[int, dict[int, str]]]:
         """Read every block: a count and what is wrong, by slot, a few blocks at a time."""

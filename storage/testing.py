@@ -14,6 +14,7 @@ The tests see only the contract in `storage.base`.
 
 import asyncio
 import mmap
+import random
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from storage.base import BlockFault, BlockStore, MemoryStore, Row
+from storage.base import MAX_TAG_NBYTES, BlockFault, BlockStore, MemoryStore, Row
 
 BATCHES = [1, 2, 3, 15, 16, 17, 33, 40]
 
@@ -120,14 +121,20 @@ class BlockStoreTests:
                     await store.read(self.ids[:1], [wrong])
             assert_equal(await self.get(store, self.ids[:1]), [row])
 
-    async def test_a_tag_of_129_bytes_is_refused_and_one_of_128_is_not(
+    async def test_a_tag_is_kept_whole_up_to_the_longest_and_refused_beyond(
         self, tmp_path: Path
     ) -> None:
+        longest = random.Random(1).randbytes(MAX_TAG_NBYTES)
         async with self.open_store(tmp_path) as store:
             rows = random_rows([1], self.block_nbytes)
-            await store.write(self.ids[:1], rows, [b"t" * 128])
+            await store.write(self.ids[:1], rows, [longest])
             with pytest.raises(ValueError, match="tag"):
-                await store.write(self.ids[:1], rows, [b"t" * 129])
+                await store.write(self.ids[:1], rows, [longest + b"t"])
+            assert_equal(await self.get(store, self.ids[:1]), rows)
+        async with self.open_store(tmp_path) as store:
+            if self.persistent:
+                assert list(await store.recover()) == [(self.ids[0], longest)]
+                assert_equal(await self.get(store, self.ids[:1]), rows)
 
     async def test_a_copy_equals_its_source_and_outlives_it(self, tmp_path: Path) -> None:
         async with self.open_store(tmp_path) as store:

@@ -10,6 +10,7 @@ poison: a stale read shows.
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -23,7 +24,6 @@ from policies.lru import LRU
 from tests.stepped import NBYTES, SteppedMemory, SteppedStore, World
 from tierd.block import Block, BlockHash, State
 from tierd.daemon.cache import Step, TieredCache
-from tierd.daemon.compaction import Vacancy
 from tierd.daemon.copy import Place
 from tierd.daemon.lease import Lease
 from tierd.daemon.match import first_block
@@ -51,6 +51,7 @@ NUMBERS = st.integers(0, 1023)
 TRUNKS = [[0] * 8 + [trunk] * 28 for trunk in range(4)]
 MOST_ENGINES = 6
 POISON = 0xDD
+SPAN = 4  # places of a part
 
 
 def content(name: BlockHash, group: int) -> np.ndarray:
@@ -91,7 +92,7 @@ class Engines(RuleBasedStateMachine):
         self.world, self.time = World(), 0.0
         self.engines: list[Engine] = []
         self.quarantined: list[tuple[int, Block, bool]] = []
-        self.vacancies: list[Vacancy] = []
+        self.vacancies: list[tuple[int, int, list[int]]] = []  # `(level, group, ids)`
         self.families = 0
         self.seen: Counter[str] = Counter()
 
@@ -113,7 +114,8 @@ class Engines(RuleBasedStateMachine):
             taken, left[group] = left[group][:5], left[group][5:]
             return taken or None
 
-        return Tier(name, [BlockPool(LRU(0)) for _ in SIZES], grow, watermarks=(0.3, 0.6))
+        pools = [BlockPool(LRU(0), SPAN) for _ in SIZES]
+        return Tier(name, pools, grow, watermarks=(0.3, 0.6))
 
     def pause(self, level: int) -> None:
         self.tiers[level].paused = True
@@ -431,21 +433,47 @@ class Engines(RuleBasedStateMachine):
         level, group = where % 3, where // 3 % 2
         pool = self.tiers[level].pools[group]
         ids = sorted(block.block_id for block in pool)
-        if not ids or any((v.level, v.group) == (level, group) for v in self.vacancies):
+        if not ids or any(v[:2] == (level, group) for v in self.vacancies):
             return
         start = where // 6 % len(ids)
         some = ids[start : start + 1 + size % 4]
-        vacancy = self.on_loop(lambda: self.cache.compaction.begin(level, group, some, self.now()))
-        if vacancy is not None:
-            self.vacancies.append(vacancy)
+        pool.leave(some)
+        self.vacancies.append((level, group, list(some)))
+        self.vacate(level, group, some, evict=size % 8 < 6)
+
+    def vacate(self, level: int, group: int, some: Sequence[int], *, evict: bool) -> None:
+        pool = self.tiers[level].pools[group]
+        before = dict(pool.counts)
+        left = [block_id for block_id in some if pool.at(block_id)]
+        moved = self.on_loop(
+            lambda: self.cache.compaction.move(level, group, left, self.now(), evict=evict)
+        )
+        if not moved:
+            self.seen["no room to move"] += 1
+            assert pool.counts == before
 
     @rule()
     def a_vacancy_ends(self) -> None:
         for vacancy in list(self.vacancies):
-            if self.transfer.when_idle(vacancy.places, _nothing):
+            level, group, ids = vacancy
+            pool = self.tiers[level].pools[group]
+            if self.transfer.when_idle([Place(level, group, i) for i in ids], _nothing):
                 self.vacancies.remove(vacancy)
-                self.seen["vacated"] += self.cache.compaction.end(vacancy)
-                self.cache.compaction.undo(vacancy)  # there is only one pool to give it to
+                if any(pool.at(block_id) for block_id in ids):
+                    self.seen["stayed"] += 1
+                    pool.stay(ids)
+                    continue
+                self.seen["vacated"] += 1
+                pool.gone(ids)
+                for block_id in ids:  # as if it were another's in between
+                    self.stores[level][group].blocks[block_id] = POISON
+                pool.grow(ids)
+
+    @rule(pick=NUMBERS)
+    def what_stayed_moves_after_all(self, pick: int) -> None:
+        if self.vacancies:
+            level, group, ids = self.vacancies[pick % len(self.vacancies)]
+            self.vacate(level, group, ids, evict=pick % 2 == 0)
 
     @rule()
     def save(self) -> None:
@@ -472,6 +500,9 @@ class Engines(RuleBasedStateMachine):
                 assert sum(pool.counts.values()) == pool.capacity == len(list(pool))
                 assert Counter(block.state for block in pool) == +Counter(pool.counts)
                 assert pool.num_free == pool.counts[State.FREE]
+                used = Counter(b.block_id // SPAN for b in pool if b.state is not State.FREE)
+                for part in range(max(CAPACITY[0]) // SPAN + 1):
+                    assert pool.live(range(part * SPAN, (part + 1) * SPAN)) == used[part]
 
     @invariant()
     def sequences_hold_what_they_have_written(self) -> None:  # I2, I3, I5

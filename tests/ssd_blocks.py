@@ -22,7 +22,7 @@ def open_volume(path: Path, *, nbytes: int = 1 << 20, min_free_nbytes: int = 0) 
 async def open_store(path: Path, num_slabs: int = 3) -> AsyncIterator[BlockStore]:
     with closing(open_volume(path)) as volume:
         store = volume.array("a", NBYTES, {"group": 0})
-        while len(volume.capacity("a")) < num_slabs * SLOTS:
+        while len(volume.slabs("a")) < num_slabs:
             assert volume.grow("a")
         yield store
 

@@ -42,6 +42,10 @@ def test_status_tells_a_person_what_there_is(daemon: Daemon) -> None:
             "model: 1 requests, 64 tokens, hit 0.0%",
             "1 engines attached",
             f"pid {os.getpid()} uid {os.getuid()}: model, 1 leases, 4 blocks",
+            "faults: 0 blocks from memory (minor), 0 from SSD (major)",
+            "leases, group 0: 0 of 64 slots past their tokens (0.0%), 0 B",
+            "device, group 0: 2.0 MiB in extents, 1.8 MiB of them free, 0 B at their edges",
+            "ssd, group 0: 0 B in 0 slabs, 0 B live; full 0 to 25%, 0 to 50%, 0 to 75%, 0 to 100%",
         ):
             assert text in ran.stdout
 

@@ -118,6 +118,10 @@ EXTENT = 'must be from "2MiB" to'
             "blocks.options = {sizes = {0-9 = 16, 5 = 8}}: layer ranges '0-9' and '5' overlap",
         ),
         ('[blocks]\npolicy = "hierarchical"\noptions.sizes = 5', "sizes = 5 is not a table of lay"),
+        (
+            '[blocks]\npolicy = "auto"\noptions = { smallest = 64, largest = 32 }',
+            "blocks.options = {smallest = 64, largest = 32}: smallest = 64 is above largest = 32",
+        ),
         ("[blocks]\ngranule = 0", "blocks.granule = 0: must be an integer from 1 to 4096"),
         ("[blocks]\ngranule = true", "blocks.granule = true: must be an integer"),
         # Tenants

@@ -59,7 +59,7 @@ def opened(path: Path, durability: Durability, num_slabs: int = 3) -> tuple[SsdV
         path, nbytes=1 << 20, min_free_nbytes=0, slab_nbytes=1 << 17, durability=durability
     )
     store = volume.array("a", NBYTES, {})
-    while len(volume.capacity("a")) < num_slabs * SLOTS:
+    while len(volume.slabs("a")) < num_slabs:
         assert volume.grow("a")
     return volume, store
 

@@ -83,3 +83,13 @@ def test_a_floor_is_kept_for_a_model_without_engines(tmp_path: Path) -> None:
         with daemon.client() as two, two.attach(OTHER) as b:
             fill(b, 12 * MIB)
             assert device(daemon.status())["model"] >= 4 * MIB
+
+
+def test_where_there_is_too_little_for_all_groups_a_request_is_refused(tmp_path: Path) -> None:
+    """The groups once took the one extent there is from each other, for ever."""
+    mixed = KVLayout("mixed", 4, 2, 64, "float32", windows=(None, None, 24, 24))
+    with Daemon(tmp_path, device="2MiB") as daemon, daemon.client() as client:
+        pool = client.attach(mixed)
+        for _ in range(3):
+            with pytest.raises(OutOfBlocks, match="holds 0"):
+                pool.acquire(prompt(1, BLOCK))

@@ -1,6 +1,6 @@
 """Who gives way to whom: arithmetic, by numbers."""
 
-from tierd.daemon.fair import Claim, donors, fair_share
+from tierd.daemon.fair import Claim, can_spare, donors, fair_share
 
 
 def claim(
@@ -41,3 +41,17 @@ def test_nobody_gives_below_its_floor() -> None:
 def test_weights_decide_who_has_too_much() -> None:
     assert who(claim("a", 20, 1), claim("b", 80, 4)) == []
     assert who(claim("a", 19, 1), claim("b", 81, 4)) == ["b"]
+
+
+def test_what_would_be_taken_back_at_once_is_not_given() -> None:
+    a, b, idle = claim("a", 70), claim("b", 20), claim("c", 10, active=False)
+    claims = [a, b, idle]
+    assert can_spare(a, 20, b, claims, 100)  # 50 is its fair share
+    assert not can_spare(a, 21, b, claims, 100)
+    assert can_spare(idle, 10, b, claims, 100)
+
+
+def test_who_has_nothing_gets_something_but_nothing_of_a_floor() -> None:
+    a, b = claim("a", 50, floor=30), claim("b", 0)
+    assert can_spare(a, 20, b, [a, b], 100)
+    assert not can_spare(a, 21, b, [a, b], 100)

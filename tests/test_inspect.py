@@ -33,6 +33,7 @@ def test_inspect_lists_the_arrays(ssd: Path, capsys: pytest.CaptureFixture[str])
     assert (array["blocks"], array["block_nbytes"]) == (80, BLOCK_NBYTES)
     assert array["slots"] == len(slabs(ssd)) * GEOMETRY.num_slots >= 80
     assert array["nbytes"] == sum(slab.stat().st_blocks * 512 for slab in slabs(ssd))
+    assert array["slabs_by_fill"] == [0, 0, 1, 5]  # 80 blocks in slabs of 14
     assert array["written_at"] == max(slab.stat().st_mtime for slab in slabs(ssd))
     out, err = run(capsys, "inspect", ssd)
     assert not err

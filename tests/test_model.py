@@ -30,11 +30,12 @@ MIX = {  # how often a seeded run does what
     Engines.save: 1,
     Engines.compact: 3,
     Engines.a_vacancy_ends: 4,
+    Engines.what_stayed_moves_after_all: 3,
 }
 RARE = (
     *("promoted", "demoted", "dropped", "failed", "lost", "out_of_blocks", "copied_on_write"),
     *("forks", "part", "published", "refused", "suspended", "resumed whole"),
-    *("moved", "vacated"),
+    *("moved", "vacated", "stayed", "no room to move"),
 )
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from storage.survey import Survey
 from tests.content import key_of
 from tests.daemon import Daemon, Status, tiers
 from tests.failing import STORE, medium
-from tests.test_transformers import TINY, greedy, ours, prompt
+from tests.tiny_models import greedy, ours, prompt
+from tests.tiny_models import llama as tiny_llama
 from tierd.engines.transformers import NAME, HitCutShort, TierdCache, layout_of
 from tierd.layout import KVLayout, LayerGroup
 from tierd.pool import Pool
@@ -27,9 +27,7 @@ SLOW_S = 0.05  # what reading a block takes longer: with 12 blocks a group, most
 
 
 def llama() -> Any:
-    torch.manual_seed(0)
-    facts: dict[str, Any] = {**TINY, "num_hidden_layers": 2 * GROUPS}
-    return LlamaForCausalLM(LlamaConfig(**facts)).train(False)
+    return tiny_llama(num_hidden_layers=2 * GROUPS)
 
 
 def in_groups(model: Any, sizes: tuple[int, ...] = (16,) * GROUPS) -> KVLayout:

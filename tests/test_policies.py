@@ -5,9 +5,10 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import pytest
 
-from policies.base import Access, EvictionPolicy, LayerShape
+from policies.base import Access, EvictionPolicy, LayerShape, SizingFacts
 from policies.block_size import Hierarchical, Uniform
 from policies.lru import LRU
+from policies.size_testing import FACTS, BlockSizePolicyTests
 from policies.testing import PolicyTests
 
 
@@ -88,18 +89,66 @@ def test_the_conformance_suite_catches_a_broken_policy(
         getattr(Suite(), test)()
 
 
+ANY = FACTS["three tiers"]
+
+
+class TestUniform(BlockSizePolicyTests):
+    def make(self, num_layers: int) -> Uniform:
+        return Uniform()
+
+
+class TestHierarchical(BlockSizePolicyTests):
+    def make(self, num_layers: int) -> Hierarchical:
+        return Hierarchical({"0": 32, f"1-{num_layers}": 64} if num_layers > 1 else {"0": 32})
+
+
+class Moody(Uniform):
+    """Chooses something else each time."""
+
+    def sizes(self, layers: Sequence[LayerShape], facts: SizingFacts) -> list[int]:
+        self.size += 1
+        return super().sizes(layers, facts)
+
+
+class Secretive(Uniform):
+    """Goes by facts and does not say so."""
+
+    def sizes(self, layers: Sequence[LayerShape], facts: SizingFacts) -> list[int]:
+        return [len(facts.routes)] * len(layers)
+
+
+class Careless(Uniform):
+    """Forgets the last layer."""
+
+    def sizes(self, layers: Sequence[LayerShape], facts: SizingFacts) -> list[int]:
+        return super().sizes(layers[:-1], facts)
+
+
+@pytest.mark.parametrize("broken", [Moody, Secretive, Careless])
+def test_the_conformance_suite_catches_a_broken_block_size_policy(broken: type[Uniform]) -> None:
+    class Suite(BlockSizePolicyTests):
+        def make(self, num_layers: int) -> Uniform:
+            return broken()
+
+    suite = Suite()
+    with pytest.raises(AssertionError):  # noqa: PT012  # any of them
+        suite.test_every_layer_gets_a_whole_number_of_tokens(layers(3), ANY)
+        suite.test_equal_facts_have_an_equal_answer(ANY)
+        suite.test_only_one_that_says_so_goes_by_facts()
+
+
 def test_uniform_gives_every_layer_the_same_size() -> None:
-    assert Uniform().sizes(layers(3)) == [16, 16, 16]
-    assert Uniform(size=64).sizes(layers(2)) == [64, 64]
+    assert Uniform().sizes(layers(3), ANY) == [16, 16, 16]
+    assert Uniform(size=64).sizes(layers(2), ANY) == [64, 64]
 
 
 def test_hierarchical_gives_each_range_its_size_and_the_rest_the_default() -> None:
     policy = Hierarchical({"0-1": 64, "3": 1, "5-9": 4096}, default=32)
-    assert policy.sizes(layers(7)) == [64, 64, 32, 1, 32, 4096, 4096]
+    assert policy.sizes(layers(7), ANY) == [64, 64, 32, 1, 32, 4096, 4096]
 
 
 def test_hierarchical_goes_by_the_index_of_a_layer_not_by_its_position() -> None:
-    assert Hierarchical({"2": 64}).sizes(layers(4)[2:]) == [64, 16]
+    assert Hierarchical({"2": 64}).sizes(layers(4)[2:], ANY) == [64, 16]
 
 
 @pytest.mark.parametrize("size", [0, -1, 4097, 16.0, "16", True, None])
@@ -132,7 +181,7 @@ def test_ranges_that_overlap_are_both_named(other: str) -> None:
 
 def test_a_range_that_matches_no_layer_is_named() -> None:
     with pytest.raises(ValueError, match="'30-39' matches none of the 30 layers"):
-        Hierarchical({"0-9": 16, "30-39": 32}).sizes(layers(30))
+        Hierarchical({"0-9": 16, "30-39": 32}).sizes(layers(30), ANY)
 
 
 def lru(*keys: str) -> LRU:

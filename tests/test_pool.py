@@ -57,6 +57,21 @@ def test_a_private_block_is_free_when_its_last_holder_lets_go() -> None:
     assert states(pool) == {State.FREE: 1}
 
 
+def test_many_blocks_are_held_and_let_go_of_at_once_as_one_by_one() -> None:
+    pool = make_pool(3)
+    (kept,) = committed(pool, 1)
+    pool.pin(kept)
+    own = pool.allocate(1)
+    pool.pin_all([kept, None, *own], 2)
+    assert [kept.ref_cnt, own[0].ref_cnt] == [3, 3]
+    for _ in range(3):
+        assert own[0].state is State.PRIVATE
+        pool.unpin_all([None, kept, *own])
+    assert kept.ref_cnt == 0
+    assert pool.get(name(1)) is kept
+    assert states(pool) == {State.FREE: 2, State.COMMITTED: 1}
+
+
 def test_a_committed_block_is_findable_and_stays_when_its_holder_lets_go() -> None:
     pool = make_pool(1)
     (block,) = committed(pool, 1)
@@ -246,3 +261,54 @@ def test_a_transition_from_the_wrong_state_is_refused(verb: str) -> None:
     (free,) = pool
     with pytest.raises(AssertionError):
         getattr(pool, verb)(free)
+
+
+def test_a_leaving_place_leaves_when_it_is_free() -> None:
+    pool = make_pool(4)
+    held, other = pool.allocate(2)
+    pool.leave([held.block_id, *(b.block_id for b in pool if b.state is State.FREE), 99])
+    assert states(pool) == {State.PRIVATE: 2}
+    pool.unpin(held)
+    assert pool.at(held.block_id) is None
+    assert states(pool) == {State.PRIVATE: 1}
+    pool.unpin(other)
+    assert states(pool) == {State.FREE: 1}
+
+
+def test_places_that_stay_are_free_in_the_pool_again_those_that_are_gone_are_not() -> None:
+    pool = make_pool(4)
+    (held,) = pool.allocate(1)
+    pool.leave(range(4))
+    pool.stay(range(2))
+    assert pool.capacity - pool.num_free == 1
+    pool.gone(range(2, 4))
+    pool.stay(range(4))
+    pool.unpin(held)
+    assert {block.block_id for block in pool} == {BlockId(0), BlockId(1)}
+    pool.grow(range(2, 4))
+    for block in pool.allocate(4):
+        pool.unpin(block)
+    assert states(pool) == {State.FREE: 4}
+
+
+def test_a_pool_counts_what_each_of_its_parts_holds() -> None:
+    pool = BlockPool(LRU(0), span=2)
+    pool.grow(range(6))
+    blocks = committed(pool, 1, 2, 3)
+    assert [pool.live(range(at, at + 2)) for at in (0, 2, 4)] == [2, 1, 0]
+    pool.evict(blocks[0])
+    pool.pin(blocks[1])
+    (target,) = [block for block in pool.allocate(3) if block.block_id == 4]
+    pool.unpin(blocks[1])
+    pool.relocate(blocks[1], target)
+    assert pool.get(name(2)) is target
+    assert [pool.live(range(at, at + 2)) for at in (0, 2, 4)] == [1, 2, 1]
+
+
+def test_a_pool_tells_when_so_many_places_have_become_free() -> None:
+    pool, told = make_pool(4), list[int]()
+    blocks = pool.allocate(4)
+    pool.when_freed(2, lambda: told.append(pool.num_free))
+    for block in blocks:
+        pool.unpin(block)
+    assert told == [2]

@@ -140,6 +140,21 @@ def test_forks_cost_no_block_and_those_that_go_on_one_each(daemon: Daemon) -> No
             fork.check()
 
 
+def test_forks_made_in_one_message_are_each_a_sequence_of_its_own(daemon: Daemon) -> None:
+    with attached(daemon) as pool:
+        parents = [Written.serve(pool, prompt(seed, 2 * BLOCK + 5)) for seed in (1, 2)]
+        cuts = 2 * [(parent, length) for length in (BLOCK + 3, 2 * BLOCK + 5) for parent in parents]
+        leases = pool.fork([(parent.lease, length) for parent, length in cuts])
+        forks = [Written(lease, length) for lease, (_, length) in zip(leases, cuts, strict=True)]
+        for number, fork in enumerate(forks):
+            fork.go_on([number] * BLOCK)
+        parents[0].lease.release()
+        for sequence in [parents[1], *forks]:
+            sequence.check()
+        pool.release([parents[1].lease, *leases])
+        assert in_use(daemon) == 0
+
+
 def test_a_fork_of_a_fork_and_their_commits_are_found_by_others(daemon: Daemon) -> None:
     with attached(daemon) as pool:
         first = Written.serve(pool, prompt(1, BLOCK + 2))

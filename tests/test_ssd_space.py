@@ -55,7 +55,9 @@ async def test_a_slab_is_made_at_its_first_write_and_counts_before_and_after(
         occupied = slab(tmp_path, 1).stat().st_blocks * 512
         assert volume.nbytes == GEOMETRY.footprint + occupied
     with closing(open_volume(tmp_path)) as volume:
-        assert volume.capacity("a") == range(2 * SLOTS)
+        volume.array("a", NBYTES, {})
+        assert volume.slabs("a") == [GEOMETRY.slots(1)]
+        assert volume.grow("a") == GEOMETRY.slots(0)
 
 
 async def test_a_fragmented_slab_stays_within_its_footprint(tmp_path: Path) -> None:
@@ -99,9 +101,10 @@ async def test_what_a_killed_life_left_half_made_is_removed(tmp_path: Path) -> N
     for k, name in ((1, "0.partial"), (2, "0")):
         slab(tmp_path, k).parent.mkdir()
         slab(tmp_path, k).with_name(name).write_bytes(b"\0" * PAGE)
+    slab(tmp_path, 3).parent.mkdir()  # one whose file was deleted just now
     (tmp_path / "tmp" / "b").mkdir()
     with closing(open_volume(tmp_path)) as volume:
-        assert volume.capacity("a") == range(SLOTS)
+        assert volume.slabs("a") == [GEOMETRY.slots(0)]
         assert volume.nbytes == slab(tmp_path, 0).stat().st_blocks * 512
         assert len(list(await volume.array("a", NBYTES, {}).recover())) == SLOTS
     assert names(tmp_path / "store.zarr/a", "c/*") == ["c/0"]
@@ -137,3 +140,50 @@ def test_a_volume_of_another_version_is_refused_and_left_alone(tmp_path: Path) -
     for _ in range(2):  # the refusal gives the lock back
         with pytest.raises(ValueError, match="version 99"):
             open_volume(tmp_path)
+
+
+async def test_a_slab_may_go_while_its_array_is_looked_at(tmp_path: Path) -> None:
+    async with open_store(tmp_path, num_slabs=2) as store:
+        await put(store, [0, SLOTS])
+    with closing(open_volume(tmp_path)) as volume:
+        left = slab(tmp_path, 1).stat().st_mtime
+        slab(tmp_path, 0).unlink()  # in the midst of `give_back` this is what others see
+        assert volume.arrays()["a"].written_at == left
+
+
+async def test_zarr_sees_zeros_where_a_slab_was_given_back(tmp_path: Path) -> None:
+    with closing(open_volume(tmp_path)) as volume:
+        store = volume.array("a", NBYTES, {})
+        for _ in range(3):
+            volume.grow("a")
+        await put(store, range(3 * SLOTS))
+        volume.give_back("a", GEOMETRY.slots(1))
+        assert names(tmp_path / "store.zarr/a", "c/*") == ["c/0", "c/2"]
+    array = zarr.open(tmp_path / "store.zarr", mode="r")["a"]
+    for slot, lives in ((SLOTS - 1, True), (SLOTS, False), (2 * SLOTS - 1, False), (2 * SLOTS, 1)):
+        assert array[slot].any() == lives
+
+
+async def test_a_slab_that_cannot_be_deleted_stays_and_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_volume(tmp_path)) as volume:
+        store = volume.array("a", NBYTES, {})
+        ids = volume.grow("a")
+        assert ids
+        await put(store, ids)
+
+        def refuse(path: Path) -> None:
+            raise OSError(errno.EROFS, "read-only", str(path))
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "unlink", refuse)
+            with pytest.raises(OSError, match="read-only"):
+                volume.give_back("a", ids)
+        assert volume.slabs("a") == [ids]
+        await put(store, ids[:1], generation=7)
+        tags = dict(await store.recover())
+        assert tags == {0: b"7000"}
+        assert not await faults(store, tags)
+        volume.give_back("a", ids)
+        assert volume.nbytes == 0

@@ -7,7 +7,7 @@ for the next one; its counts are in a file that outlives both.
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context
@@ -127,6 +127,8 @@ class Count:
             assert not survey.unreadable
             for array in survey.arrays:
                 for block in array.blocks:
+                    if not block.tag:
+                        continue  # it was a resting sequence's own
                     try:
                         data = array.read(block)
                     except CorruptBlock:
@@ -141,13 +143,22 @@ class Count:
 def orphans(ssd: Path) -> list[str]:
     """Files of a volume that no daemon would count."""
     known = {"LOCK", "catalog.sqlite", "catalog.sqlite-wal", "catalog.sqlite-shm"}
-    with_names = {str(path.relative_to(ssd)) for path in ssd.rglob("*") if path.is_file()}
+    found = [Path(folder, name) for folder, _, names in os.walk(ssd) for name in names]
     for path in (ssd / "store.zarr").glob("*/"):
-        [size, *others] = {slab.stat().st_size for slab in path.glob("c/*/0")} or {0}
+        slabs = list(path.glob("c/*/0"))
+        [size, *others] = {size for slab in slabs if (size := _size(slab))} or {0}
         assert not others, f"slabs of {size} and {others} bytes"
-        known |= {str(slab.relative_to(ssd)) for slab in path.glob("c/*/0")}
+        known |= {str(slab.relative_to(ssd)) for slab in slabs}
         known.add(f"store.zarr/{path.name}/zarr.json")
-    return sorted(with_names - known - {"store.zarr/zarr.json"})
+    there = {str(path.relative_to(ssd)) for path in found if path.exists()}  # not swept since
+    return sorted(there - known - {"store.zarr/zarr.json"})
+
+
+def _size(path: Path) -> int:
+    """Of a file that a daemon may delete meanwhile."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0
 
 
 class PowerCut:

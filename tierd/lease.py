@@ -168,7 +168,7 @@ class Lease:
         """The daemon has done it."""
         layout = self._pool.layout
         self.tables = [
-            np.append(table[:start], np.asarray(ids, np.int32)) if ids else table
+            np.concatenate((table[:start], np.array(ids, np.int32))) if ids else table
             for table, (start, ids) in zip(self.tables, added, strict=True)
         ]
         self.room = max(self.room, request.room)

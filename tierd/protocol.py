@@ -215,7 +215,8 @@ def _hashes(body: bytes, at: int, count: int) -> list[BlockHash]:
     stop = at + count * HASH_NBYTES
     if stop > len(body):
         raise errors.ProtocolError(f"{count} hashes announced, the frame ends before")
-    return [BlockHash(body[i : i + HASH_NBYTES]) for i in range(at, stop, HASH_NBYTES)]
+    # Not `BlockHash(...)`: there may be thousands, and the call takes twice as long again.
+    return [body[i : i + HASH_NBYTES] for i in range(at, stop, HASH_NBYTES)]  # type: ignore[misc]
 
 
 def dump_acquire(

@@ -8,6 +8,7 @@ Adjacent extents of one owner share the block across their edge, so the waste is
 run. This is arithmetic: the memory itself is the daemon's.
 """
 
+from collections import Counter
 from collections.abc import Hashable
 from itertools import groupby
 
@@ -21,6 +22,7 @@ class Arena:
         self.extent_nbytes = extent_nbytes
         self._owners: list[Hashable | None] = [None] * (nbytes // extent_nbytes)
         self._num_free = len(self._owners)
+        self._num_held: Counter[Hashable] = Counter()
         # Few long runs instead of many short ones: less is lost at their edges.
         self.step = max(1, len(self._owners) // 16)
 
@@ -47,10 +49,15 @@ class Arena:
             for extent in range(start, start + take):
                 self._owners[extent] = owner
             self._num_free -= take
+            self._num_held[owner] += take
             if gained := [i for i in self._ids(owner, block_nbytes, start) if i not in before]:
                 return gained
             self.give_back(owner, start, start + take)
         return None
+
+    def held(self, owner: Hashable) -> int:
+        """Bytes of the extents of `owner`."""
+        return self._num_held[owner] * self.extent_nbytes
 
     def least(self, block_nbytes: int) -> int:
         """Extents of a run that holds a whole block wherever it begins."""
@@ -79,6 +86,7 @@ class Arena:
         assert all(of == owner for of in self._owners[start:stop]), "these extents are another's"
         self._owners[start:stop] = [None] * (stop - start)
         self._num_free += stop - start
+        self._num_held[owner] -= stop - start
 
     def release(self, owner: Hashable) -> None:
         """Take back every extent of `owner`."""

@@ -8,6 +8,7 @@ by the `Transfer` it was given; with one that moves none this class is the simul
 It knows no socket, no file, no clock and no byte.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -169,33 +170,45 @@ class TieredCache:
 
         Costs no block. All or nothing: raises LeaseError and nothing has changed.
         """
-        for source, num_tokens, _ in forks:
+        alike = Counter((source, num_tokens) for source, num_tokens, _ in forks)
+        for source, num_tokens in alike:
             self._check_back(source, num_tokens, "fork")
-        return [self._fork(*fork) for fork in forks]
+        shared = {of: self._share(*of, times) for of, times in alike.items()}
+        self.chain.counts.forks += len(forks)
+        return [self._fork(of, n, *shared[of, n], notify) for of, n, notify in forks]
 
-    def _fork(self, source: Lease, num_tokens: int, notify: Notify | None) -> Lease:
+    def _share(
+        self, source: Lease, num_tokens: int, times: int
+    ) -> tuple[list[list[Block | None]], list[Block]]:
+        """Pin what so many forks have of a lease: their tables, and which blocks are borrowed."""
         tables = [
             table[: _blocks(num_tokens, size)]
             for table, size in zip(source.tables, self._sizes, strict=True)
         ]
-        fork = Lease(
+        for pool, table in zip(self._pools, tables, strict=True):
+            pool.pin_all(table, times)
+        private = State.PRIVATE
+        return tables, [b for table in tables for b in table if b and b.state is private]
+
+    def _fork(
+        self,
+        source: Lease,
+        num_tokens: int,
+        tables: Sequence[Sequence[Block | None]],
+        borrowed: Sequence[Block],
+        notify: Notify | None,
+    ) -> Lease:
+        return Lease(
             source.hashes[: num_tokens // self.layout.hash_step],
-            tables,
+            [list(table) for table in tables],
             [set() for _ in tables],
             min(source.hit, num_tokens),
             min(source.committed, num_tokens),
             num_tokens,
+            borrowed=set(borrowed),
             tails=dict(source.tails),
             notify=notify,
         )
-        for group, table in enumerate(tables):
-            for block in table:
-                if block is not None:
-                    self._pools[group].pin(block)
-                    if block.state is State.PRIVATE:
-                        fork.borrowed.add(block)
-        self.chain.counts.forks += 1
-        return fork
 
     def truncate(self, cuts: Sequence[tuple[Lease, int]]) -> list[int]:
         """Each `(lease, num_tokens)` goes back to its first `num_tokens`; returns the room that is
@@ -210,16 +223,16 @@ class TieredCache:
 
     def _truncate(self, lease: Lease, num_tokens: int) -> int:
         rest = [
-            (group, block)
-            for group, size in enumerate(self._sizes)
-            for block in lease.tables[group][num_tokens // size :]
+            block
+            for table, size in zip(lease.tables, self._sizes, strict=True)
+            for block in table[num_tokens // size :]
         ]
         # Whoever forked it has borrowed its blocks up to some length, which may be a longer one.
-        if not all(block and lease.may_write(block) and block.ref_cnt == 1 for _, block in rest):
+        if not all(block and lease.may_write(block) and block.ref_cnt == 1 for block in rest):
             self._cut(lease, num_tokens)
-            for group, block in rest:
-                if block in lease.tables[group] and block is not None and block.ref_cnt > 1:
-                    lease.borrowed.add(block)
+            for table, size in zip(lease.tables, self._sizes, strict=True):
+                shared = [b for b in table[num_tokens // size :] if b and b.ref_cnt > 1]
+                lease.borrowed.update(shared)
         del lease.hashes[num_tokens // self.layout.hash_step :]
         lease.hit, lease.committed = min(lease.hit, num_tokens), min(lease.committed, num_tokens)
         return lease.room
@@ -287,13 +300,23 @@ class TieredCache:
 
     # -- parts of an acquire -----------------------------------------------------------------------
 
-    def _pin(self, found: Found, parts: Parts = ()) -> None:
-        for group, level, block in _each(found, parts):
-            self.chain.tiers[level].pools[group].pin(block)
+    def _pin(self, found: Found, parts: Parts) -> None:
+        for group, (blocks, part) in enumerate(zip(found, parts, strict=True)):
+            pins = [tier.pools[group].pin for tier in self.chain.tiers]
+            for _, level, block in blocks:
+                pins[level](block)
+            if part is not None:
+                level, block = part
+                pins[level](block)
 
-    def _unpin(self, found: Found, parts: Parts = ()) -> None:
-        for group, level, block in _each(found, parts):
-            self.chain.tiers[level].pools[group].unpin(block)
+    def _unpin(self, found: Found, parts: Parts) -> None:
+        for group, (blocks, part) in enumerate(zip(found, parts, strict=True)):
+            unpins = [tier.pools[group].unpin for tier in self.chain.tiers]
+            for _, level, block in blocks:
+                unpins[level](block)
+            if part is not None:
+                level, block = part
+                unpins[level](block)
 
     def _fill(
         self,
@@ -352,7 +375,8 @@ class TieredCache:
         if not 0 <= num_tokens <= lease.room:
             raise LeaseError(f"cannot {verb} {num_tokens} tokens of a lease of {lease.room}")
         for group, size in enumerate(self._sizes):
-            window = self.layout.window(group)
+            if (window := self.layout.window(group)) is None:
+                continue
             first = first_block(num_tokens, window, size)
             if None in lease.tables[group][first : _blocks(num_tokens, size)]:
                 raise LeaseError(
@@ -445,9 +469,7 @@ class TieredCache:
             kept = _blocks(room, size)
             gone = lease.tables[group][kept:]
             del lease.tables[group][kept:]
-            for block in gone:
-                if block is not None:
-                    self.loads.drop(lease, group, block)
+            self.loads.drop_all(lease, group, gone)
         lease.room = room
 
     def _slide(self, lease: Lease) -> None:
@@ -466,14 +488,16 @@ class TieredCache:
             raise LeaseError("the lease is released already")
         lease.released, frozen = True, []
         self._touch(lease, (0,), lease.committed, access)
-        tables = [(g, b) for g, table in enumerate(lease.tables) for b in table if b is not None]
-        for group, block in tables + lease.parked:
-            if quarantine and block.state is State.PRIVATE:
-                self.loads.forget(lease, group, block)
-                self._pools[group].quarantine(block)
-                frozen.append((group, block))
-            else:
-                self.loads.drop(lease, group, block)
+        for group, table in enumerate(lease.tables):
+            held = table + [block for of, block in lease.parked if of == group]
+            if quarantine:
+                own = [block for block in held if block and block.state is State.PRIVATE]
+                held = [block for block in held if block and block.state is not State.PRIVATE]
+                for block in own:
+                    self.loads.forget(lease, group, block)
+                    self._pools[group].quarantine(block)
+                frozen += [(group, block) for block in own]
+            self.loads.drop_all(lease, group, held)
         self._suspension.drop(lease)
         return frozen
 
@@ -483,18 +507,9 @@ class TieredCache:
             self._pools[group].unpin(block)
 
 
-def _each(found: Found, parts: Parts) -> Iterable[tuple[int, int, Block]]:
-    """`(group, level, block)` of all of them."""
-    for group, blocks in enumerate(found):
-        for _, level, block in blocks:
-            yield group, level, block
-    for group, part in enumerate(parts):
-        if part is not None:
-            yield group, *part
-
-
-def _levels(found: Found, parts: Parts) -> Iterable[int]:
-    return (level for _, level, _ in _each(found, parts))
+def _levels(found: Found, parts: Parts) -> list[int]:
+    levels = [level for blocks in found for _, level, _ in blocks]
+    return levels + [part[0] for part in parts if part is not None]
 
 
 def _blocks(num_tokens: int, size: int) -> int:

@@ -1,4 +1,4 @@
-"""The command line: `tierd serve`, `status`, `config check`, `inspect`, `verify`.
+"""The command line: `tierd serve`, `status`, `config check`, `config explain`, `inspect`, `verify`.
 
 It parses words and prints; what it prints comes from the daemon or the configuration. Errors of
 the user's are one line and exit status 2, a daemon that is not there is 1.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tierd.daemon.config import Config, describe
-from tierd.errors import DaemonLost, TierdError
+from tierd.errors import ConfigError, DaemonLost, TierdError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +45,15 @@ def _parser() -> argparse.ArgumentParser:
     check = verbs.add_parser("check", help="check FILE and print what it says in full")
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(run=_check)
+    explain = verbs.add_parser("explain", help="which block sizes would be chosen, and why")
+    explain.add_argument(
+        "--config", type=Path, metavar="FILE", help="tierd.toml; default: defaults"
+    )
+    explain.add_argument("--socket", metavar="PATH", help="where a daemon listens, if one runs")
+    explain.add_argument("--layout", metavar="JSON", help="of a model, as text or in a file")
+    explain.add_argument("--model", metavar="NAME", help="only the attached one of that name")
+    explain.add_argument("--json", action="store_true", help="everything, as JSON")
+    explain.set_defaults(run=_explain)
     inspect = commands.add_parser("inspect", help="what a folder of the SSD tier holds")
     inspect.add_argument("--blocks", action="store_true", help="every block, too")
     inspect.set_defaults(run=_inspect)
@@ -75,6 +84,39 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     print(describe(_config(arguments.file)), end="")
     return 0
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from tierd.daemon import explain
+
+    config = _config(arguments.config)
+    tenants = _tenants(arguments.socket or config.socket, needed=not arguments.layout)
+    found = [
+        (explain.explain(layout, config, tenant), tenant)
+        for tenant in tenants
+        for layout in explain.layouts(arguments.layout, arguments.model, tenant)
+    ]
+    if not found:
+        raise ConfigError("no layout to explain: none is attached under that name; see --layout")
+    if arguments.json:
+        print(json.dumps([explained.to_json() for explained, _ in found], indent=2))
+    else:
+        parts = ("\n".join(explain.report(e, config, tenant)) for e, tenant in found)
+        print("\n\n".join(parts))
+    return 0
+
+
+def _tenants(path: str | Path, needed: bool) -> list[dict[str, Any] | None]:
+    """The status of each tenant of the daemon there; of one unknown if none runs."""
+    from tierd.client import connect
+
+    try:
+        with connect(path) as client:
+            return list(client.status()["tenants"])
+    except DaemonLost:
+        if needed:
+            raise
+        return [None]
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
@@ -129,7 +171,10 @@ def _report(status: dict[str, Any]) -> list[str]:
             pages = "" if huge is None else f", {_size(huge)} on huge pages"
             lines.append(f"  {name}: {_size(facts['nbytes'])}, {free} in no pool yet{pages}")
         if ssd := tenant["ssd"]:
-            lines.append(f"  ssd: {_size(ssd['nbytes'])}, {_size(ssd['nbytes_used'])} on disk")
+            lines.append(
+                f"  ssd: {_size(ssd['nbytes'])}, {_size(ssd['nbytes_used'])} on disk, "
+                f"{ssd['slabs_swept']} sparse slabs given back"
+            )
         for namespace in tenant["namespaces"]:
             lines += _namespace(namespace)
     lines += ["", f"{len(status['sessions'])} engines attached"]
@@ -161,6 +206,7 @@ def _namespace(namespace: dict[str, Any]) -> list[str]:
                 f"{group['quarantined']:>11} {_size(used):>10}"
                 + ("  paused" if tier["paused"] else "")
             )
+    lines += _fragmentation(namespace)
     names = [tier["name"] for tier in namespace["tiers"]]
     for route, speed in sorted(namespace["speeds"].items()):
         start, stop = (names[int(level)] for level in route.split(">"))
@@ -169,6 +215,36 @@ def _namespace(namespace: dict[str, Any]) -> list[str]:
             f"{1 / speed['seconds_per_gib']:.2f} GiB/s, over {speed['bursts']} bursts"
         )
     return lines
+
+
+def _fragmentation(namespace: dict[str, Any]) -> list[str]:
+    faults = namespace["faults"]
+    lines = [
+        f"    faults: {faults['minor']} blocks from memory (minor), "
+        f"{faults['major']} from SSD (major)"
+    ]
+    for number, leased in enumerate(namespace["leased"]):
+        share = leased["slots_unused"] / leased["slots"] if leased["slots"] else 0.0
+        lines.append(
+            f"    leases, group {number}: {leased['slots_unused']} of {leased['slots']} slots "
+            f"past their tokens ({share:.1%}), {_size(leased['nbytes_unused'])}"
+        )
+    for tier in namespace["tiers"]:
+        for number, group in enumerate(tier["groups"]):
+            facts = group["fragmentation"]
+            lines.append(f"    {tier['name']}, group {number}: {_held(facts)}")
+    return lines
+
+
+def _held(facts: dict[str, Any]) -> str:
+    """What a pool has of a medium, and how much of that is of no use to it."""
+    held = _size(facts["nbytes_held"])
+    if "slabs" not in facts:
+        free, edges = _size(facts["nbytes_free"]), _size(facts["nbytes_edges"])
+        return f"{held} in extents, {free} of them free, {edges} at their edges"
+    fills = facts["slabs_by_fill"]
+    steps = ", ".join(f"{n} to {at / len(fills):.0%}" for at, n in enumerate(fills, 1))
+    return f"{held} in {facts['slabs']} slabs, {_size(facts['nbytes_live'])} live; full {steps}"
 
 
 def _most(nbytes: int | None) -> str:

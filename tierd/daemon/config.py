@@ -81,6 +81,7 @@ class SsdConfig(TierConfig):
     size: Annotated[int, Size(1 * MIB)] = 16 * GIB
     min_free: Annotated[int, Size(0)] = 1 * GIB
     slab: Annotated[int, Size(1 * MIB)] = 64 * MIB
+    sparse: Annotated[float, Number(0, 0.75)] = 0.25
     durability: Annotated[Durability, word(Durability)] = Durability.BATCH
     store: Annotated[str, text] = "ssd"
 

@@ -1,23 +1,35 @@
 """A tenant's part of the SSD: one volume, an array for each layer group of each layout.
 
 Arrays outlive the namespaces that wrote them. Those of layouts not in use count against the budget
-too, and give way, the longest unwritten first, when one in use can grow no more.
+too, and give way, the longest unwritten first, when one in use can grow no more; after them, those
+in use share it like memory, a slab at a time. What is mostly empty is swept.
 """
 
 import asyncio
 import logging
-from collections.abc import Collection
-from typing import Self
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import chain
+from typing import Any, Self
 
 from storage.base import BlockStore, Volume
 from tierd.block import BlockHash
 from tierd.daemon import plugins
-from tierd.daemon.config import SsdConfig
+from tierd.daemon.balance import Balance
+from tierd.daemon.config import ModelConfig, SsdConfig
+from tierd.daemon.holder import Holder, Owner, holders
+from tierd.daemon.namespace import Namespace
+from tierd.daemon.pool import BlockPool
+from tierd.daemon.slabs import Slabs, array_name
+from tierd.daemon.sweep import Sweep
 from tierd.daemon.tier import Tier
 from tierd.errors import ConfigError
 from tierd.layout import KVLayout
 
 log = logging.getLogger("tierd.disk")
+
+_FILLS = 4  # classes of slabs by how full they are
 
 
 class Disk:
@@ -28,6 +40,10 @@ class Disk:
         self._tenant, self._config, self._volume = tenant, config, volume
         self._unused: list[str] = []  # arrays of layouts not in use, the longest unwritten first
         self._dropping: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "tierd-disk")
+        self._slabs = Slabs(volume, nbytes, self._thread)
+        self._balance = Balance(self._slabs)
+        self._sweep = Sweep(self._slabs, self._balance, config.sparse)
 
     @classmethod
     async def open(cls, tenant: str, config: SsdConfig, share: float) -> Self:
@@ -44,20 +60,39 @@ class Disk:
             )
         except BlockingIOError:
             raise ConfigError(f"{path} is in use by another daemon") from None
-        return cls(tenant, config, volume, nbytes)
+        disk = cls(tenant, config, volume, nbytes)
+        disk._balance.start()
+        disk._sweep.start()
+        return disk
 
-    @property
-    def nbytes_used(self) -> int:
-        return self._volume.nbytes
+    async def layouts(self, chosen_by: Mapping[str, object]) -> list[KVLayout]:
+        """The layouts that were given to `arrays` with `chosen_by`, the latest written first."""
+        on_disk = await asyncio.to_thread(self._volume.arrays)
+        found: list[KVLayout] = []
+        for array in sorted(on_disk.values(), key=lambda array: array.written_at, reverse=True):
+            values = array.attributes.get("layout")
+            if isinstance(values, dict) and array.attributes.get("chosen_by") == chosen_by:
+                with suppress(ValueError):  # another version's
+                    found.append(KVLayout.from_json(values))
+        return found
 
     async def arrays(
-        self, name: str, layout: KVLayout, in_use: Collection[BlockHash]
+        self,
+        name: str,
+        layout: KVLayout,
+        in_use: Collection[BlockHash],
+        chosen_by: Mapping[str, object],
     ) -> list[BlockStore]:
-        """The arrays of a layout, one a group; `in_use` are the roots of the other layouts'."""
-        return await asyncio.to_thread(self._open_arrays, name, layout, in_use)
+        """The arrays of a layout, one a group; `in_use` are the roots of the other layouts'.
+
+        `chosen_by` (JSON) is kept with new ones: what the configuration said of block sizes.
+        """
+        facts = {"model": name, "layout": layout.to_json(), "tenant": self._tenant}
+        facts |= {"chosen_by": chosen_by}
+        return await asyncio.to_thread(self._open_arrays, layout, in_use, facts)
 
     def _open_arrays(
-        self, name: str, layout: KVLayout, in_use: Collection[BlockHash]
+        self, layout: KVLayout, in_use: Collection[BlockHash], facts: Mapping[str, object]
     ) -> list[BlockStore]:
         names, live = self._names(layout), {root.hex() for root in in_use}
         on_disk = self._volume.arrays()
@@ -65,7 +100,6 @@ class Disk:
             (n for n in on_disk if n not in names and n.rpartition("-")[0] not in live),
             key=lambda unused: on_disk[unused].written_at,
         )
-        facts = {"model": name, "layout": layout.to_json(), "tenant": self._tenant}
         return [
             self._volume.array(
                 names[group],
@@ -77,25 +111,71 @@ class Disk:
 
     async def tier(self, layout: KVLayout) -> Tier:
         """The tier over the arrays of a layout, which are open."""
-        names = self._names(layout)
+        root, names = layout.root(self._tenant), self._names(layout)
 
         def grow(group: int) -> range | None:
             ids = self._volume.grow(names[group])
-            if ids is None and self._unused and self._dropping is None:
-                self._dropping = asyncio.create_task(self._drop_unused())
+            if ids is None:
+                self._make_room((root, group))
             return ids
 
-        tier = Tier.of(
-            "ssd", plugins.policy(self._config.policy), self._config.options, names, grow
-        )
-        for name, pool in zip(names, tier.pools, strict=True):
+        policy, options = plugins.policy(self._config.policy), self._config.options
+        pools = [BlockPool(policy(0, **options), self._volume.slab(n).num_blocks) for n in names]
+        for name, pool in zip(names, pools, strict=True):
             # There may be a million, and nobody has the pool yet.
-            await asyncio.to_thread(pool.grow, self._volume.capacity(name))
-        return tier
+            await asyncio.to_thread(pool.grow, chain.from_iterable(self._volume.slabs(name)))
+        return Tier("ssd", pools, grow)
+
+    def join(self, namespace: Namespace, level: int, owner: BlockHash, model: ModelConfig) -> None:
+        """A namespace whose tier `level` is this one shares it with the others."""
+        self._balance.join(holders(namespace, level, owner, model))
+        self._sweep.stir()
+
+    async def leave(self, owner: BlockHash) -> None:
+        """A namespace is about to close: no slab of its is on its way any more."""
+        await self._balance.leave(owner)
+
+    async def rest(self) -> None:
+        """Move no more blocks: the daemon is about to end."""
+        await self._sweep.close()
+        await self._balance.close()
+
+    def fragmentation(self, owner: BlockHash) -> list[dict[str, Any]]:
+        """By group: bytes that its slabs take and that its blocks do, and how many slabs are up to
+        a quarter full, a half, three quarters, or fuller."""
+        return [self._fragmentation(holder) for holder in self._balance.of(owner)]
+
+    def _fragmentation(self, holder: Holder) -> dict[str, Any]:
+        pool, parts, fills = holder.pool, self._slabs.parts(holder, holder), [0] * _FILLS
+        for part in parts:
+            fills[max(0, -(-pool.live(part.ids) * _FILLS // pool.span) - 1)] += 1
+        live = pool.capacity - pool.num_free
+        return {
+            "nbytes_held": sum(part.nbytes for part in parts),
+            "nbytes_live": live * holder.block_nbytes,
+            "slabs": len(parts),
+            "slabs_by_fill": fills,
+        }
+
+    def status(self) -> dict[str, int]:
+        """Facts for `tierd status`, as JSON."""
+        return {
+            "nbytes": self.nbytes,
+            "nbytes_used": self._volume.nbytes,
+            "nbytes_rebalanced": self._balance.nbytes_moved,
+            "slabs_swept": self._sweep.slabs_freed,
+        }
 
     def _names(self, layout: KVLayout) -> list[str]:
-        root = layout.root(self._tenant).hex()
-        return [f"{root}-{group}" for group in range(len(layout.groups))]
+        root = layout.root(self._tenant)
+        return [array_name((root, group)) for group in range(len(layout.groups))]
+
+    def _make_room(self, owner: Owner) -> None:
+        """The budget is spent: arrays that nobody uses give way, then who has too much."""
+        if self._unused and self._dropping is None:
+            self._dropping = asyncio.create_task(self._drop_unused())
+        elif self._dropping is None:
+            self._balance.want(owner)
 
     async def _drop_unused(self) -> None:
         name = self._unused.pop(0)
@@ -109,6 +189,8 @@ class Disk:
 
     async def close(self) -> None:
         """Flush and close the volume; its stores are closed before."""
+        await self.rest()
         if self._dropping:
             await self._dropping
+        self._thread.shutdown()
         await asyncio.to_thread(self._volume.close)

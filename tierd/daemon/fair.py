@@ -30,6 +30,18 @@ def fair_share(of: Claim, claims: Sequence[Claim], nbytes: int) -> float:
     return nbytes * of.weight / sum(claim.weight for claim in claims if claim.active)
 
 
+def can_spare(giver: Claim, part: int, needy: Claim, claims: Sequence[Claim], nbytes: int) -> bool:
+    """Whether `giver` has `part` bytes to give: not of its floor, nor, if it has engines, of its
+    fair share, or the two would take them from each other in turns. Who has nothing at all gets
+    something of that, too, but not the last of it."""
+    left = giver.nbytes - part
+    if left < giver.floor:
+        return False
+    if not giver.active or left >= fair_share(giver, claims, nbytes):
+        return True
+    return not needy.nbytes and left > 0
+
+
 def donors(needy: Claim, claims: Sequence[Claim], nbytes: int) -> list[Claim]:
     """Who gives `needy` room, in the order to be asked: who has no engine, then who holds the most
     above its fair share."""

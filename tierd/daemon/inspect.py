@@ -17,6 +17,7 @@ from tierd.daemon.tag import unpack as tag_names
 from tierd.errors import TierdError
 
 _PROGRESS_S = 0.5
+_FILLS = 4  # classes of slabs by how full they are
 
 
 class NoInspection(TierdError):
@@ -63,6 +64,7 @@ def _array(array: SurveyedArray, *, blocks: bool) -> dict[str, Any]:
         "slots": array.num_slots,
         "blocks": len(array.blocks),
         "slabs": len(array.slabs),
+        "slabs_by_fill": array.slabs_by_fill(_FILLS),
         "slabs_not_whole": sum(not slab.is_whole for slab in array.slabs.values()),
         "nbytes": array.nbytes,
         "written_at": array.written_at,
@@ -94,6 +96,9 @@ def report(volume: dict[str, Any]) -> Iterator[str]:
             f"    {array['blocks']} blocks of {array['block_nbytes']} bytes in {array['slots']} "
             f"slots, {array['nbytes']} bytes on disk, last written {when}"
         )
+        fills = array["slabs_by_fill"]
+        steps = ", ".join(f"{n} to {at / len(fills):.0%}" for at, n in enumerate(fills, 1))
+        yield f"    {array['slabs']} slabs, full {steps}"
         if array["slabs_not_whole"]:
             yield f"    {array['slabs_not_whole']} of {array['slabs']} slabs are not whole"
         for block in array.get("block_list", ()):

@@ -66,6 +66,16 @@ class Loads:
         if useless and block.ref_cnt == 0:
             self._transfer.cancel(Place(level, group, block.block_id))
 
+    def drop_all(self, lease: Lease, group: int, blocks: Sequence[Block | None]) -> None:
+        """A lease lets go of blocks of the top tier."""
+        if lease.loading and lease.loading[group]:
+            for block in blocks:
+                if block is not None:
+                    self.drop(lease, group, block)
+        else:  # it waits for none of them: there may be thousands, and nothing is to be cancelled
+            lease.borrowed.difference_update(blocks)
+            self._chain.tiers[0].pools[group].unpin_all(blocks)
+
     def forget(self, lease: Lease, group: int, block: Block) -> None:
         """The lease waits for the block no longer."""
         waiters = self._waiters.get(block, [])

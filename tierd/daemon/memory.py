@@ -7,16 +7,16 @@ from those that have more than their fair share (`[models.NAME]`), and first fro
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from storage.base import BlockStore
 from tierd.block import BlockHash
 from tierd.daemon import plugins
 from tierd.daemon.arena import Arena
-from tierd.daemon.balance import Balance, Holder
+from tierd.daemon.balance import Balance
 from tierd.daemon.config import MemoryConfig, ModelConfig
-from tierd.daemon.fair import Claim
+from tierd.daemon.extents import Extents
+from tierd.daemon.holder import holders
 from tierd.daemon.namespace import Namespace
 from tierd.daemon.tier import Tier
 from tierd.layout import KVLayout
@@ -36,8 +36,7 @@ class Memory:
         self.name, self._config = name, config
         self._kind, self._data, self._copiers = kind, data, copiers
         self.arena = Arena(data.nbytes)
-        self.balance = Balance(self.arena, self._list)
-        self._holders: dict[BlockHash, list[Holder]] = {}
+        self.balance = Balance(Extents(self.arena))
 
     def tier(self, layout: KVLayout, owner: BlockHash) -> Tier:
         """A tier of empty pools for a layout; `owner` is its namespace's root."""
@@ -61,34 +60,33 @@ class Memory:
 
     def join(self, namespace: Namespace, level: int, owner: BlockHash, model: ModelConfig) -> None:
         """A namespace whose tier `level` is this one takes part in the balance."""
-        layout = namespace.layout
-        sizes = zip(_sizes(layout), layout.groups, strict=True)
-        per_token = [nbytes / group.block_size for nbytes, group in sizes]
-        self._holders[owner] = [
-            Holder(
-                (owner, group),
-                level,
-                group,
-                layout.block_nbytes(group),
-                namespace.cache,
-                namespace.transfer,
-                partial(_claim, namespace, (owner, group), model, part / sum(per_token)),
-            )
-            for group, part in enumerate(per_token)
-        ]
+        self.balance.join(holders(namespace, level, owner, model))
 
     async def more(self, owner: BlockHash) -> bool:
         """Give each pool of a namespace another run of extents, where others have to give way;
         whether any got one."""
-        return any([await self.balance.serve(h.owner) for h in self._holders.get(owner, ())])
+        return any([await self.balance.serve(h.owner) for h in self.balance.of(owner)])
 
-    def leave(self, owner: BlockHash) -> None:
+    async def leave(self, owner: BlockHash) -> None:
+        """A namespace is about to close: nothing of its is on its way any more."""
+        await self.balance.leave(owner)
+
+    def left(self, owner: BlockHash, num_groups: int) -> None:
         """The namespace is closed: all of its extents are free."""
-        for holder in self._holders.pop(owner, ()):
-            self.arena.release(holder.owner)
+        for group in range(num_groups):
+            self.arena.release((owner, group))
 
-    def _list(self) -> list[Holder]:
-        return [holder for holders in self._holders.values() for holder in holders]
+    def fragmentation(self, owner: BlockHash) -> list[dict[str, int]]:
+        """By group: bytes of the extents it holds, of free places in them, and what is lost at
+        their edges, where no whole block fits."""
+        return [
+            {
+                "nbytes_held": (held := self.arena.held(holder.owner)),
+                "nbytes_free": holder.pool.num_free * holder.block_nbytes,
+                "nbytes_edges": held - holder.pool.capacity * holder.block_nbytes,
+            }
+            for holder in self.balance.of(owner)
+        ]
 
     def status(self) -> dict[str, int]:
         """Facts for `tierd status`, as JSON."""
@@ -97,14 +95,6 @@ class Memory:
             "nbytes_free": self.arena.nbytes_free,
             "nbytes_rebalanced": self.balance.nbytes_moved,
         }
-
-
-def _claim(
-    namespace: Namespace, owner: tuple[BlockHash, int], model: ModelConfig, part: float, held: int
-) -> Claim:
-    """What a group may claim: its model's weight and floor by the bytes that it has of a token."""
-    active = namespace.num_sessions > 0
-    return Claim(owner, held, model.weight * part, int(model.floor * part), active)
 
 
 def _sizes(layout: KVLayout) -> Sequence[int]:

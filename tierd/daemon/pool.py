@@ -9,12 +9,13 @@ Each place is in exactly one of five states, and the states sum to the capacity 
 
 A findable block has a key, the name of all tokens up to its end, and is found by the names of the
 granules inside it too. The policy orders every findable (loading or committed) block; which of them
-may go is decided here: committed ones that nobody holds. The pool knows no bytes, no media and no
-other pool.
+may go is decided here: committed ones that nobody holds. A place that is *leaving* leaves the pool
+when it is free. The pool knows no bytes, no media and no other pool.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 
 from policies.base import Access, EvictionPolicy
 from tierd.block import Block, BlockHash, BlockId, State
@@ -24,17 +25,24 @@ Adopted = tuple[BlockId, BlockHash, BlockHash | None, Sequence[BlockHash]]  # pl
 
 
 class BlockPool:
-    """Places that hold blocks. `grow` gives it its first ones."""
+    """Places that hold blocks. `grow` gives it its first ones.
 
-    def __init__(self, policy: EvictionPolicy) -> None:
+    `span`: its ids come in parts of so many, and it counts what each holds; 0 if they do not.
+    """
+
+    def __init__(self, policy: EvictionPolicy, span: int = 0) -> None:
+        self.span = span
         self._policy = policy
         self._blocks: dict[BlockId, Block] = {}
-        # Every free block, the next to be taken last; and some that were given back since.
-        self._free: list[Block] = []
+        self._free: dict[BlockId, Block] = {}  # the next to be taken last
         self._findable: dict[BlockHash, Block] = {}
         self._inner: dict[BlockHash, Block] = {}  # by the names of granules inside a block
         self._counts = [0] * len(State)
         self.num_taken = 0  # places that were ever taken from the free or the evictable ones
+        self._live: Counter[int] = Counter()  # by part: places that are not free
+        self._leaving: set[BlockId] = set()
+        self._until_freed = 0  # places that become free before `_when_freed` is called, if above 0
+        self._when_freed: Callable[[], None] | None = None
 
     @property
     def capacity(self) -> int:
@@ -69,12 +77,13 @@ class BlockPool:
             raise OutOfBlocks(f"need {n} blocks, {self.num_free} are free")
         self.num_taken += n
         taken: list[Block] = []
-        while len(taken) < n:
-            block = self._free.pop()
-            if self._blocks.get(block.block_id) is block:
-                block.ref_cnt = 1
-                self._move(block, State.PRIVATE)
-                taken.append(block)
+        for _ in range(n):
+            block_id, block = self._free.popitem()
+            block.ref_cnt = 1
+            self._move(block, State.PRIVATE)
+            if self.span:
+                self._live[block_id // self.span] += 1
+            taken.append(block)
         return taken
 
     def load(
@@ -124,6 +133,7 @@ class BlockPool:
         may be millions: where that is too long, let nobody else have the pool yet.
         """
         blocks, findable, insert = self._blocks, self._findable, self._policy.insert
+        span, live = self.span, self._live
         free, committed, access = State.FREE, State.COMMITTED, Access(0.0)
         num_adopted = 0
         for block_id, key, parent, inner in found:
@@ -135,10 +145,12 @@ class BlockPool:
             for name in inner:
                 self._inner[name] = block
             insert(key, parent, access)
+            if span:
+                live[block_id // span] += 1
             num_adopted += 1
         self._counts[free] -= num_adopted
         self._counts[committed] += num_adopted
-        self._free = [block for block in self._free if block.state is free]
+        self._free = {i: block for i, block in self._free.items() if block.state is free}
         return num_adopted
 
     def forget(self, block: Block) -> None:
@@ -162,6 +174,22 @@ class BlockPool:
         if block.ref_cnt == 0 and block.state is State.PRIVATE:
             self._release(block)
 
+    def pin_all(self, blocks: Iterable[Block | None], times: int) -> None:
+        """`pin` blocks that somebody holds already, so many times each."""
+        for block in blocks:
+            if block is not None:
+                block.ref_cnt += times
+
+    def unpin_all(self, blocks: Iterable[Block | None]) -> None:
+        """`unpin` each of them."""
+        private = State.PRIVATE
+        for block in blocks:
+            if block is not None:
+                assert block.ref_cnt > 0, f"block {block.block_id} is not pinned"
+                block.ref_cnt -= 1
+                if not block.ref_cnt and block.state is private:
+                    self._release(block)
+
     def touch(self, path: Sequence[BlockHash], access: Access) -> None:
         """One request used those blocks of `path` (names in token order) that are findable."""
         known = self._findable
@@ -177,7 +205,16 @@ class BlockPool:
         return chosen
 
     def evictable(self) -> Iterator[Block]:
-        """Every block that may go, the first to give up first. Valid until the pool changes."""
+        """Every block that may go, the first to give up first, and those in leaving places last.
+        Valid until the pool changes."""
+        leaving = self._leaving
+        if not leaving:
+            return self.idle()
+        stay = (block for block in self.idle() if block.block_id not in leaving)
+        return chain(stay, (block for block in self.idle() if block.block_id in leaving))
+
+    def idle(self) -> Iterator[Block]:
+        """As `evictable`, wherever they are."""
         blocks = (self._findable[BlockHash(key)] for key in self._policy.victims())  # type: ignore[arg-type]
         return (b for b in blocks if b.ref_cnt == 0 and b.state is State.COMMITTED)
 
@@ -187,12 +224,14 @@ class BlockPool:
         return [block for block in reversed(blocks) if block.state is State.COMMITTED]
 
     def evict(self, block: Block) -> None:
-        """Give up one of `victims()`."""
+        """Give up one of `victims()`. Its place is free in the pool, whether it was leaving or not:
+        somebody needs it."""
         assert block.state is State.COMMITTED, f"block {block.block_id} is {block.state}"
         assert block.ref_cnt == 0, f"block {block.block_id} is held {block.ref_cnt} times"
         assert block.key is not None, f"block {block.block_id} has no name"
         self._policy.evict(block.key)
         self._unpublish(block)
+        self._leaving.discard(block.block_id)
         self._release(block)
 
     def quarantine(self, block: Block) -> None:
@@ -211,7 +250,7 @@ class BlockPool:
 
     def relocate(self, src: Block, dst: Block) -> None:
         """The committed block `src`, which nobody holds, lies in `dst` now, a private place of the
-        caller's; the old place leaves the pool. Whoever looks for it finds one or the other."""
+        caller's; the old place is free. Whoever looks for it finds one or the other."""
         assert src.state is State.COMMITTED, f"block {src.block_id} is {src.state}"
         assert src.ref_cnt == 0, f"block {src.block_id} is held {src.ref_cnt} times"
         assert dst.state is State.PRIVATE, f"block {dst.block_id} is {dst.state}"
@@ -223,8 +262,7 @@ class BlockPool:
                 self._inner[name] = dst
         src.key, src.parent, src.inner = None, None, ()
         self._move(dst, State.COMMITTED)
-        self._move(src, State.FREE)
-        self.shrink([src.block_id])
+        self._release(src)
 
     def at(self, block_id: int) -> Block | None:
         """The block in that place, if it is one of the pool's."""
@@ -236,7 +274,7 @@ class BlockPool:
         new: dict[BlockId, Block] = {number: Block(number) for number in ids}  # type: ignore
         assert self._blocks.keys().isdisjoint(new), "some of these blocks are in the pool already"
         self._blocks |= new
-        self._free += reversed(new.values())  # neighbours go out together, the first one first
+        self._free.update(reversed(new.items()))  # neighbours go out together, the first first
         self._counts[State.FREE] += len(new)
         self._policy.resize(self.capacity)
 
@@ -244,10 +282,37 @@ class BlockPool:
         """Give free places back."""
         for block_id in map(BlockId, ids):
             assert self._blocks[block_id].state is State.FREE, f"block {block_id} is not free"
-            del self._blocks[block_id]
+            del self._blocks[block_id], self._free[block_id]
             self._counts[State.FREE] -= 1
             self.num_taken += 1
         self._policy.resize(self.capacity)
+
+    def leave(self, ids: Iterable[int]) -> None:
+        """Those of the places `ids` that are the pool's are leaving it, until `gone` or `stay`."""
+        leaving = [block_id for block_id in map(BlockId, ids) if block_id in self._blocks]
+        self._leaving.update(leaving)
+        self.shrink(i for i in leaving if self._blocks[i].state is State.FREE)
+
+    def is_leaving(self, block: Block) -> bool:
+        return block.block_id in self._leaving
+
+    def gone(self, ids: Iterable[int]) -> None:
+        """The places `ids` have all left the pool; they may come again by `grow`."""
+        self._leaving.difference_update(map(BlockId, ids))
+
+    def stay(self, ids: Iterable[int]) -> None:
+        """The places `ids` are not leaving any more; those that had left are free in the pool."""
+        back = [block_id for block_id in map(BlockId, ids) if block_id in self._leaving]
+        self._leaving.difference_update(back)
+        self.grow(block_id for block_id in back if block_id not in self._blocks)
+
+    def live(self, ids: range) -> int:
+        """How many places of a part are not free; `ids` are those of one part."""
+        return self._live[ids.start // self.span]
+
+    def when_freed(self, n: int, call: Callable[[], None]) -> None:
+        """Call once, when `n` more places have become free."""
+        self._until_freed, self._when_freed = n, call
 
     def __iter__(self) -> Iterator[Block]:
         return iter(self._blocks.values())
@@ -278,7 +343,14 @@ class BlockPool:
 
     def _release(self, block: Block) -> None:
         self._move(block, State.FREE)
-        self._free.append(block)
+        if self.span:
+            self._live[block.block_id // self.span] -= 1
+        self._free[block.block_id] = block
+        if self._leaving and block.block_id in self._leaving:
+            self.shrink([block.block_id])
+        self._until_freed -= 1
+        if not self._until_freed and self._when_freed is not None:
+            self._when_freed()
 
     def _move(self, block: Block, state: State) -> None:
         self._counts[block.state] -= 1

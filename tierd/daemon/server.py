@@ -21,6 +21,7 @@ from tierd import protocol
 from tierd.daemon import collector
 from tierd.daemon.config import Config
 from tierd.daemon.greeting import Peer, first_frame, peer_of
+from tierd.daemon.lease import Lease
 from tierd.daemon.listener import listening
 from tierd.daemon.monitor import (
     LoopTurns,
@@ -30,6 +31,7 @@ from tierd.daemon.monitor import (
     memory_warnings,
     process_facts,
 )
+from tierd.daemon.namespace import Namespace
 from tierd.daemon.session import Session
 from tierd.daemon.tenant import Tenant
 from tierd.errors import ProtocolError, Refused, TierdError
@@ -253,8 +255,20 @@ class Server:
             "protocol_errors": self.protocol_errors,
             "refused": self.refused,
             "sessions": [s.status() for s in self.sessions if only in (None, s.tenant)],
-            "tenants": [t.status() for t in self._tenants.values() if only in (None, t)],
+            "tenants": [
+                await t.describe(self._leases(t))
+                for t in self._tenants.values()
+                if only in (None, t)
+            ],
         }
+
+    def _leases(self, tenant: Tenant) -> dict[Namespace, list[Lease]]:
+        """What the engines of a tenant hold, by namespace."""
+        found: dict[Namespace, list[Lease]] = {}
+        for session in self.sessions:
+            if session.tenant is tenant and session.namespace is not None:
+                found.setdefault(session.namespace, []).extend(session.leases.values())
+        return found
 
 
 def _warnings(config: Config) -> Iterator[str]:

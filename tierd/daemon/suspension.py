@@ -57,9 +57,7 @@ class Suspension:
                     place = rooms[group].pop()
                     known[group][index] = self._go(lease, group, block, level, place, access)
         for group, table in enumerate(lease.tables):
-            for block in table:
-                if block is not None:
-                    self._loads.drop(lease, group, block)
+            self._loads.drop_all(lease, group, table)
         lease.away, lease.tables = known, [[] for _ in tables]
         lease.hit = lease.room = num_tokens
         lease.committed = min(lease.committed, num_tokens)

@@ -3,15 +3,15 @@
     | 1 if it has a parent, else 0: u8 | its name | its parent's | those of granules inside it ... |
 
 A tag is opaque to the medium, which holds a limited number of bytes: where a block has more
-granules than fit, it is found by the first ones only. A block without a name has an empty tag.
+granules than fit, it is found by some of them only, evenly spread, so that a hit that ends inside
+it loses no more than what lies between two. A block without a name has an empty tag.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from storage.base import MAX_TAG_NBYTES
 from tierd.block import HASH_NBYTES, BlockHash
-
-MAX_NBYTES = 128  # what every `BlockStore` keeps
 
 
 class Named(NamedTuple):
@@ -27,7 +27,9 @@ def pack(key: BlockHash | None, parent: BlockHash | None, inner: Sequence[BlockH
     if key is None:
         return b""
     head = bytes([parent is not None]) + key + (parent or b"")
-    return head + b"".join(inner[: (MAX_NBYTES - len(head)) // HASH_NBYTES])
+    room = (MAX_TAG_NBYTES - len(head)) // HASH_NBYTES
+    step = -(-(len(inner) + 1) // (room + 1))
+    return head + b"".join(inner[step - 1 :: step])
 
 
 def unpack(tag: bytes) -> Named | None:

@@ -6,25 +6,30 @@ stores; a namespace's pools grow out of the tenant's arenas, an extent run or a 
 
 import asyncio
 import logging
+import mmap
 import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from policies.base import LayerShape
+from storage.base import Row
 from storage.host import pin
-from tierd.daemon import collector, plugins
+from tierd.block import BlockHash
+from tierd.daemon import collector, plugins, sizing
 from tierd.daemon.arena import EXTENT_NBYTES
 from tierd.daemon.config import Config, ModelConfig
 from tierd.daemon.disk import Disk
+from tierd.daemon.fragmentation import internal
+from tierd.daemon.lease import Lease
+from tierd.daemon.lengths import Lengths
 from tierd.daemon.memory import Memory
 from tierd.daemon.namespace import Namespace
 from tierd.errors import LayoutMismatch
-from tierd.layout import ITEMSIZE, KVLayout
+from tierd.layout import KVLayout
 from tierd.shm import CudaMemory, SharedMemory
 
 log = logging.getLogger("tierd.tenant")
@@ -62,7 +67,10 @@ class Tenant:
         self._populating: asyncio.Task[None] | None = None
         self._huge: int | None = None  # bytes of the device tier on huge pages, once known
         self._pins = ExitStack()
+        self._staging_pins: dict[BlockHash, ExitStack] = {}
         self.namespaces: dict[str, Namespace] = {}
+        self.lengths = Lengths()  # of the requests of all engines
+        self._chosen_by = {"policy": config.blocks.policy, "options": dict(config.blocks.options)}
         self._attaching = asyncio.Lock()
 
     async def open(self) -> None:
@@ -75,6 +83,13 @@ class Tenant:
             self._pins = await asyncio.to_thread(pin, self.host.array)
         if (ssd := self._config.ssd) is not None:
             self._disk = await Disk.open(self.name, ssd, self._config.tenants[self.name].share)
+
+    @property
+    def gpu(self) -> int:
+        """Which GPU the device tier lies on. Raises ValueError if on none."""
+        if not isinstance(self.device, CudaMemory):
+            raise ValueError("the device tier lies on no GPU")
+        return self.device.device
 
     async def _populate(self, memory: SharedMemory) -> None:
         """Back the memory that engines compute on, while they attach already."""
@@ -93,7 +108,7 @@ class Tenant:
         another layout is attached under that name, ValueError if no block of it fits.
         """
         async with self._attaching:  # of names only; no copy waits for it
-            layout = self._with_blocks(wanted)
+            layout = await self._with_blocks(wanted)
             namespace = self.namespaces.get(name)
             if namespace is not None and namespace.layout != layout:
                 if namespace.num_sessions:
@@ -113,14 +128,14 @@ class Tenant:
             namespace.num_sessions += 1
             return namespace
 
-    def _with_blocks(self, wanted: KVLayout) -> KVLayout:
+    async def _with_blocks(self, wanted: KVLayout) -> KVLayout:
         """The layout with the layer groups that the configured policy chooses, if it has none."""
         if wanted.nbytes_per_token() > self.device.nbytes:  # before anything is made of its size
             raise ValueError(
                 f"layout: a token takes {wanted.nbytes_per_token()} bytes, the device tier has "
                 f"{self.device.nbytes}"
             )
-        layout = wanted if wanted.groups else self._with_groups(wanted)
+        layout = wanted if wanted.groups else await self._with_groups(wanted)
         for group in range(len(layout.groups)):
             if layout.block_nbytes(group) > self.device.nbytes:
                 raise ValueError(
@@ -129,26 +144,28 @@ class Tenant:
                 )
         return layout
 
-    def _with_groups(self, wanted: KVLayout) -> KVLayout:
-        blocks = self._config.blocks
-        per_layer = 2 * wanted.num_kv_heads * wanted.head_dim * ITEMSIZE[wanted.dtype]
-        windows = wanted.windows or (None,) * wanted.num_layers
-        shapes = [LayerShape(index, per_layer, window) for index, window in enumerate(windows)]
-        policy = plugins.block_sizes(blocks.policy)(**blocks.options)
-        layout = wanted.with_block_sizes(policy.sizes(shapes))
-        if blocks.granule is None or layout.granule:
-            return layout
-        return replace(layout, granule=blocks.granule)
+    async def _with_groups(self, wanted: KVLayout) -> KVLayout:
+        policy, granule = sizing.policy_of(self._config.blocks), self._config.blocks.granule
+        if policy.by_facts:
+            known = [namespace.layout for namespace in self.namespaces.values()]
+            if self._disk:
+                known += await self._disk.layouts(self._chosen_by)
+            if (kept := sizing.keep(wanted, granule, known)) is not None:
+                return kept
+        return sizing.choose(wanted, policy, sizing.facts_of(self._config, self.status()))
 
     async def _retire(self, namespace: Namespace) -> None:
         """End a namespace that no engine uses; its blocks live on in the SSD tier, if any."""
         del self.namespaces[namespace.name]
+        owner = namespace.layout.root(self.name)
+        for shared in self._shared():
+            await shared.leave(owner)
         if self._disk:
             await namespace.save(asyncio.get_running_loop().time() + self._config.grace)
         await namespace.close()
-        owner = namespace.layout.root(self.name)
+        self._staging_pins.pop(owner, ExitStack()).close()
         for memory in self._memories:
-            memory.leave(owner)
+            memory.left(owner, len(namespace.layout.groups))
         log.info("%s: retired", namespace.name)
 
     async def _create(self, name: str, layout: KVLayout) -> Namespace:
@@ -158,29 +175,39 @@ class Tenant:
         async with AsyncExitStack() as undo:
             if self._disk:
                 in_use = [n.layout.root(self.name) for n in self.namespaces.values()]
-                arrays = await self._disk.arrays(name, layout, in_use)
+                arrays = await self._disk.arrays(name, layout, in_use, self._chosen_by)
                 for array in arrays:
                     undo.push_async_callback(array.close)
                 stores.append(arrays)
                 tiers.append(await self._disk.tier(layout))
             largest = max(layout.block_nbytes(group) for group in range(len(layout.groups)))
-            staging = [np.empty(largest, np.uint8) for _ in range(_STAGING_ROWS)]
+            staging = self._stage(owner, largest)
             prefetch = self._config.prefetch
             policy = plugins.prefetch(prefetch.policy)(**prefetch.options)
             namespace = Namespace(name, layout, tiers, stores, policy, staging)
             adopted = await namespace.recover()
             undo.pop_all()
         model = self._config.models.get(name, ModelConfig())
-        for level, shared in enumerate(self._memories):
+        for level, shared in enumerate(self._shared()):
             shared.join(namespace, level, owner, model)
         namespace.more_room = partial(self._memories[0].more, owner)
         log.info("%s: attached, %d blocks recovered", name, adopted)
         return namespace
 
+    def _stage(self, owner: BlockHash, nbytes: int) -> list[Row]:
+        """Pinned rows for the way between an SSD and a GPU; elsewhere one end is memory."""
+        if self._disk is None or not isinstance(self.device, CudaMemory):
+            return []
+        stride = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # direct I/O takes whole pages
+        memory = np.frombuffer(mmap.mmap(-1, _STAGING_ROWS * stride), np.uint8)
+        self._staging_pins[owner] = pin(memory)
+        return list(memory.reshape(_STAGING_ROWS, stride))
+
     async def save(self, deadline: float) -> int:
         """Write what only memory holds to the SSD until `deadline`. Returns the blocks left out."""
         if self._disk is None:
             return 0
+        await self._disk.rest()
         return sum([await namespace.save(deadline) for namespace in self.namespaces.values()])
 
     async def close(self) -> None:
@@ -190,12 +217,15 @@ class Tenant:
             await self._populating
         for shared in self._memories:
             await shared.balance.close()
+        if self._disk:
+            await self._disk.rest()
         for namespace in self.namespaces.values():
             await namespace.close()
         self.namespaces.clear()
         if self._disk:
             await self._disk.close()
-        self._pins.close()
+        for pins in (*self._staging_pins.values(), self._pins):
+            pins.close()
         for memory in (self.device, self.host):
             if memory:
                 memory.close()
@@ -206,15 +236,39 @@ class Tenant:
             shared.name: {**shared.status()} for shared in self._memories
         }
         memory["device"]["nbytes_huge"] = self._huge
-        ssd: dict[str, Any] = {}
-        if self._disk:
-            ssd = {"nbytes": self._disk.nbytes, "nbytes_used": self._disk.nbytes_used}
         return {
             "name": self.name,
             "memory": memory,
-            "ssd": ssd,
-            "namespaces": [namespace.status() for namespace in self.namespaces.values()],
+            "ssd": self._disk.status() if self._disk else {},
+            "lengths": {str(n): count for n, count in self.lengths.counts().items()},
+            "namespaces": [self._describe(n) for n in self.namespaces.values()],
         }
+
+    async def describe(self, leases: Mapping[Namespace, Sequence[Lease]]) -> dict[str, Any]:
+        """As `status`, with what the blocks of `leases` have to spare."""
+        spare = {
+            namespace.name: await internal(namespace.layout, leases.get(namespace, ()))
+            for namespace in list(self.namespaces.values())
+        }
+        facts = self.status()
+        for namespace in facts["namespaces"]:  # one more may be there by now
+            namespace["leased"] = spare.get(namespace["name"], [])
+        return facts
+
+    def _describe(self, namespace: Namespace) -> dict[str, Any]:
+        """What a namespace says of itself, with what only those it shares media with know."""
+        facts, owner = namespace.status(), namespace.layout.root(self.name)
+        for tier, shared in zip(facts["tiers"], self._shared(), strict=True):
+            for group, fragments in zip(tier["groups"], shared.fragmentation(owner), strict=True):
+                group["fragmentation"] = fragments
+        hits = facts["blocks_hit"]
+        memories = len(self._memories)
+        facts["faults"] = {"minor": sum(hits[:memories]), "major": sum(hits[memories:])}
+        return facts
+
+    def _shared(self) -> list[Memory | Disk]:
+        """The media that namespaces share, hottest first."""
+        return [*self._memories, *([self._disk] if self._disk else [])]
 
 
 def _part(nbytes: int, share: float) -> int:

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from tierd.engines.step import Step
+from tierd.engines.step import Step, taken
 from tierd.ops import paged_attention
 
 NAME = "tierd"
@@ -59,7 +59,9 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention as transformers calls it: query `[1, heads, tokens, dim]`, out transposed."""
+    """Attention as transformers calls it: query `[rows, heads, tokens, dim]`, out transposed.
+
+    Rows of the result that nobody reads, of padding and of a hit, are zero."""
     keys: PagedKeys | None = kwargs.pop(_CHANNEL, None) or getattr(key, _CHANNEL, None)
     if keys is None:
         return _elsewhere(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
@@ -67,10 +69,9 @@ def attend(
     keys.attended = True
     if kwargs.get("position_bias") is not None or not kwargs.get("is_causal", module.is_causal):
         raise NotImplementedError("a cache in tierd is attended to causally, without position bias")
-    if attention_mask is not None:
-        step.check_mask(attention_mask, window)
+    step.check_mask(attention_mask, window)
     out = paged_attention(
-        query[0].transpose(0, 1),
+        taken(query, step.queries),
         keys.k_cache,
         keys.v_cache,
         step.tables[keys.group],
@@ -82,7 +83,10 @@ def attend(
         softcap=kwargs.get("softcap") or 0.0,
         sinks=None if sinks is None else sinks.float(),
     )
-    return out[None], None
+    rows, _, columns, _ = query.shape
+    if step.queries is not None:
+        out = out.new_zeros(rows * columns, *out.shape[1:]).index_copy_(0, step.queries, out)
+    return out.view(rows, columns, *out.shape[1:]), None
 
 
 def _elsewhere(

@@ -1,7 +1,7 @@
 """One layer of a cache in tierd, as transformers knows layers: it writes K and V where they stay.
 
 It reads nothing: attention does, in place, and is told where. What it waits for before it writes,
-and where it may, its cache knows.
+and where it may, its cache knows, and so which rows the batch has and how far it goes back.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,17 +10,18 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from tierd.engines.attention import PagedKeys, hand_over
+from tierd.engines.step import taken
 from tierd.ops import write_kv
 
 if TYPE_CHECKING:
-    from tierd.engines.transformers import TierdCache
+    from tierd.engines.cache import TierdCache
 
 
 class CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's K and V. It holds the pool's views only while its cache holds the lease."""
 
     is_compileable = False
-    is_croppable = False
+    is_croppable = True
 
     def __init__(self, cache: "TierdCache", index: int, length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,7 +47,7 @@ class CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._cache.await_group(self._group)
         step = self._cache.step(self.length, key_states)
         assert self._kv is not None, "a step needs a lease"
-        k, v = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
+        k, v = taken(key_states, step.writes), taken(value_states, step.writes)
         write_kv(k, v, *self._kv, step.slots[self._group])
         self.length = step.end
         keys = PagedKeys(step, *self._kv, self._group, self._window)
@@ -72,6 +73,3 @@ class CacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
         raise NotImplementedError("a cache in tierd is not reset: release it and make another")
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        raise NotImplementedError("a cache in tierd holds one sequence: beams are not supported")
