@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from tierd import protocol
 from tierd.errors import DaemonLost, LeaseError, ProtocolError
+from tierd.fence import CudaFence
 from tierd.inbox import Inbox
 from tierd.layout import KVLayout
 from tierd.pool import Pool
@@ -46,6 +47,7 @@ class Client:
         self._pid, self._lost = os.getpid(), ""
         self._first = self._request = 0  # of those that are waited for: the first and the last
         self._memory: SharedMemory | CudaMemory | None = None
+        self._fence: CudaFence | None = None
         self.pool: Pool | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         _limit_waits(self._socket, timeout)
@@ -81,6 +83,7 @@ class Client:
         else:
             handle = bytes.fromhex(device["handle"])
             self._memory = CudaMemory.attach(handle, device["nbytes"], device["uuid"])
+            self._fence = CudaFence.create(self._memory.device)
         return welcome
 
     def attach(self, layout: KVLayout, name: str | None = None) -> Pool:
@@ -88,8 +91,10 @@ class Client:
 
         Raises LayoutMismatch if engines have another layout attached under that name.
         """
-        body = protocol.dump({"name": name or layout.model, "layout": layout.to_json()})
-        reply = protocol.parse(self.call(Op.ATTACH, body))
+        asked: dict[str, Any] = {"name": name or layout.model, "layout": layout.to_json()}
+        if self._fence is not None:
+            asked["fence"] = self._fence.export().hex()
+        reply = protocol.parse(self.call(Op.ATTACH, protocol.dump(asked)))
         assert self._memory is not None, "the greeting maps the pool"
         self.pool = Pool(self, KVLayout.from_json(reply["layout"]), self._memory)
         return self.pool
@@ -105,6 +110,8 @@ class Client:
         """
         with self.lock:
             self._check()
+            if self._fence is not None:  # the daemon waits for what the stream was given so far
+                self._fence.record()
             self._request = self._first = self._request + 1
             self._send(encode(op, REQUEST, self._request, body))
             while not (replies := self._receive(take)):

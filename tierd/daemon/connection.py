@@ -131,6 +131,15 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._owed += 1
         if self._owed == _IN_FLIGHT:
             self._listen()
+        if self.admits(frame):
+            self.perform(frame)
+
+    def admits(self, frame: Frame) -> bool:
+        """Whether a request may be served now; if not, `perform` it later."""
+        return True
+
+    def perform(self, frame: Frame) -> None:
+        """Serve a request, or answer with what stands against it. Raises ProtocolError."""
         try:
             self.serve(frame)
         except ProtocolError:

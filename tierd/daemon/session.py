@@ -17,6 +17,7 @@ from tierd.block import Block, BlockHash
 from tierd.daemon.cache import Step
 from tierd.daemon.connection import Connection
 from tierd.daemon.copy import Place
+from tierd.daemon.gate import Gate
 from tierd.daemon.greeting import Peer
 from tierd.daemon.lease import Lease
 from tierd.daemon.match import check_names
@@ -24,6 +25,7 @@ from tierd.daemon.namespace import Namespace
 from tierd.daemon.tenant import Tenant
 from tierd.daemon.upkeep import Prefetch
 from tierd.errors import LeaseError, OutOfBlocks, ProtocolError, TierdError
+from tierd.fence import CudaFence
 from tierd.layout import KVLayout
 from tierd.protocol import AddedBlocks, Frame, LeaseState, Op
 
@@ -46,6 +48,7 @@ class Session(Connection):
         self._loop = asyncio.get_running_loop()
         self._answered: set[int] = set()  # leases whose ACQUIRE has been answered
         self._attaching = False
+        self._gate: Gate | None = None  # where the engine's writes are a GPU stream's
         self._peer_alive = True
         self._clean = False  # the engine said goodbye
         self._quarantined: list[tuple[Namespace, int, Block]] = []
@@ -87,7 +90,12 @@ class Session(Connection):
                 return
         self.refuse(frame, shortage)
 
+    def admits(self, frame: Frame) -> bool:
+        return self._gate is None or self._gate.admits(frame)
+
     def left(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
         self._give_back()
 
     def all_answered(self) -> None:
@@ -107,6 +115,9 @@ class Session(Connection):
             values = protocol.parse(frame.body)
             layout = KVLayout.from_json(values.get("layout", {}))
             name = str(values.get("name") or layout.model)
+            if (handle := values.get("fence")) is not None:
+                fence = CudaFence.attach(bytes.fromhex(handle), self.tenant.gpu)
+                self._gate = Gate(fence, self._performed_late, self._fence_broke)
             self.namespace = await self.tenant.attach(name, layout)
         except (TierdError, ValueError, OSError) as error:
             told = error if isinstance(error, TierdError) else ProtocolError(str(error))
@@ -115,6 +126,17 @@ class Session(Connection):
         else:
             self._resident = self.namespace
             self.answer(frame, protocol.dump({"layout": self.namespace.layout.to_json()}))
+
+    def _performed_late(self, frame: Frame) -> None:
+        try:
+            self.perform(frame)
+        except ProtocolError as error:
+            self.refuse(frame, error)
+            self.broken(error)
+            self.close()
+
+    def _fence_broke(self, frame: Frame, error: Exception) -> None:
+        self.refuse(frame, TierdError(f"the engine's GPU stream failed: {error}"))
 
     def _acquire(self, frame: Frame) -> None:
         namespace = self._attached()

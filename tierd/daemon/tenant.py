@@ -76,6 +76,13 @@ class Tenant:
         if (ssd := self._config.ssd) is not None:
             self._disk = await Disk.open(self.name, ssd, self._config.tenants[self.name].share)
 
+    @property
+    def gpu(self) -> int:
+        """Which GPU the device tier lies on. Raises ValueError if on none."""
+        if not isinstance(self.device, CudaMemory):
+            raise ValueError("the device tier lies on no GPU")
+        return self.device.device
+
     async def _populate(self, memory: SharedMemory) -> None:
         """Back the memory that engines compute on, while they attach already."""
         self._huge = await asyncio.to_thread(memory.populate, self._stop)
