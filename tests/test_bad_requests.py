@@ -74,6 +74,13 @@ def test_a_layout_that_is_none_is_refused(
         assert error in told(wire.ask(Op.ATTACH, protocol.dump({"layout": layout})))
 
 
+def test_a_fence_without_a_gpu_is_refused(daemon: Daemon) -> None:
+    with nothing_lost(daemon), Wire(daemon.socket) as wire:
+        wire.hello()
+        body = protocol.dump({"layout": LAYOUT.to_json(), "fence": "00" * 64})
+        assert "the device tier lies on no GPU" in told(wire.ask(Op.ATTACH, body))
+
+
 def test_one_layout_under_two_names_is_one_namespace(daemon: Daemon) -> None:
     with daemon.client() as a, daemon.client() as b:
         first, second = a.attach(LAYOUT, "chat"), b.attach(LAYOUT, "batch")

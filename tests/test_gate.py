@@ -1,4 +1,4 @@
-"""Frames wait for an engine's stream, in order. Its fence is a thread's event, for want of a GPU."""
+"""Frames wait in order for an engine's stream; a thread's event is the fence, for want of a GPU."""
 
 import asyncio
 import threading

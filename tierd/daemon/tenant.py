@@ -6,6 +6,7 @@ stores; a namespace's pools grow out of the tenant's arenas, an extent run or a 
 
 import asyncio
 import logging
+import mmap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from policies.base import LayerShape
+from storage.base import Row
 from storage.host import pin
 from tierd.daemon import collector, plugins
 from tierd.daemon.arena import EXTENT_NBYTES
@@ -62,6 +64,7 @@ class Tenant:
         self._populating: asyncio.Task[None] | None = None
         self._huge: int | None = None  # bytes of the device tier on huge pages, once known
         self._pins = ExitStack()
+        self._staging_pins: dict[BlockHash, ExitStack] = {}
         self.namespaces: dict[str, Namespace] = {}
         self._attaching = asyncio.Lock()
 
@@ -154,6 +157,7 @@ class Tenant:
             await namespace.save(asyncio.get_running_loop().time() + self._config.grace)
         await namespace.close()
         owner = namespace.layout.root(self.name)
+        self._staging_pins.pop(owner, ExitStack()).close()
         for memory in self._memories:
             memory.leave(owner)
         log.info("%s: retired", namespace.name)
@@ -171,7 +175,7 @@ class Tenant:
                 stores.append(arrays)
                 tiers.append(await self._disk.tier(layout))
             largest = max(layout.block_nbytes(group) for group in range(len(layout.groups)))
-            staging = [np.empty(largest, np.uint8) for _ in range(_STAGING_ROWS)]
+            staging = self._stage(owner, largest)
             prefetch = self._config.prefetch
             policy = plugins.prefetch(prefetch.policy)(**prefetch.options)
             namespace = Namespace(name, layout, tiers, stores, policy, staging)
@@ -183,6 +187,15 @@ class Tenant:
         namespace.more_room = partial(self._memories[0].more, owner)
         log.info("%s: attached, %d blocks recovered", name, adopted)
         return namespace
+
+    def _stage(self, owner: BlockHash, nbytes: int) -> list[Row]:
+        """Pinned rows for the way between an SSD and a GPU; elsewhere one end is memory."""
+        if self._disk is None or not isinstance(self.device, CudaMemory):
+            return []
+        stride = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # direct I/O takes whole pages
+        memory = np.frombuffer(mmap.mmap(-1, _STAGING_ROWS * stride), np.uint8)
+        self._staging_pins[owner] = pin(memory)
+        return list(memory.reshape(_STAGING_ROWS, stride))
 
     async def save(self, deadline: float) -> int:
         """Write what only memory holds to the SSD until `deadline`. Returns the blocks left out."""
@@ -202,7 +215,8 @@ class Tenant:
         self.namespaces.clear()
         if self._disk:
             await self._disk.close()
-        self._pins.close()
+        for pins in (*self._staging_pins.values(), self._pins):
+            pins.close()
         for memory in (self.device, self.host):
             if memory:
                 memory.close()
