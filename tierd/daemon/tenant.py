@@ -19,6 +19,7 @@ import numpy as np
 from policies.base import LayerShape
 from storage.base import Row
 from storage.host import pin
+from tierd.block import BlockHash
 from tierd.daemon import collector, plugins
 from tierd.daemon.arena import EXTENT_NBYTES
 from tierd.daemon.config import Config, ModelConfig
