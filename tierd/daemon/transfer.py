@@ -69,7 +69,7 @@ class _Lane:
 
     def __init__(self, levels: tuple[int, int], route: Route) -> None:
         self.levels, self.route = levels, route
-        self.is_load = levels[0] > levels[1]
+        self.is_load = levels[0] > levels[1] or levels[1] == 0  # somebody waits for it
         self.waiting: list[_Step] = []
         self.under_way = 0
 
