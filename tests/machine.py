@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -23,6 +23,7 @@ from policies.base import Access
 from policies.lru import LRU
 from tests.stepped import NBYTES, SteppedMemory, SteppedStore, World
 from tierd.block import Block, BlockHash, State
+from tierd.daemon.arena import Arena
 from tierd.daemon.cache import Step, TieredCache
 from tierd.daemon.copy import Place
 from tierd.daemon.lease import Lease
@@ -46,12 +47,21 @@ LAYOUT = KVLayout(
     (None, WINDOW),
     granule=1,
 )
-CAPACITY = ((14, 24), (6, 10), (14, 22))  # by level and group
+EXTENT = 4  # blocks
+CAPACITY = (40, 16, 36)  # blocks by level
 NUMBERS = st.integers(0, 1023)
 TRUNKS = [[0] * 8 + [trunk] * 28 for trunk in range(4)]
 MOST_ENGINES = 6
 POISON = 0xDD
 SPAN = 4  # places of a part
+
+
+class Ground:
+    """The memory of each level, which the pools of one or more models grow out of."""
+
+    def __init__(self, models: int = 1) -> None:
+        self.blocks = [np.full((n * models, NBYTES), 0xEE, np.uint8) for n in CAPACITY]
+        self.arenas = [Arena(rows.nbytes, EXTENT * NBYTES) for rows in self.blocks]
 
 
 def content(name: BlockHash, group: int) -> np.ndarray:
@@ -65,6 +75,7 @@ class Engine:
 
     family: int  # who dies together
     lease: Lease
+    root: BlockHash
     tokens: list[int]
     written: int = 0
     unanswered: int = 0  # while it has not been told of its places it may not write
@@ -75,7 +86,7 @@ class Engine:
         self.rename()
 
     def rename(self) -> None:
-        chain = PrefixChain(LAYOUT.root("tenant"), LAYOUT.hash_step)
+        chain = PrefixChain(self.root, LAYOUT.hash_step)
         chain.append(self.tokens)
         self.hashes = chain.hashes
 
@@ -85,11 +96,15 @@ class Engine:
 
 
 class Engines(RuleBasedStateMachine):
-    def __init__(self) -> None:
+    def __init__(self, model: str = "model", beside: "Engines | None" = None) -> None:
+        """`beside`: those of another model, on whose loop and ground these are."""
         super().__init__()
         logging.getLogger("tierd").setLevel(logging.CRITICAL)
-        self.loop = asyncio.new_event_loop()
-        self.world, self.time = World(), 0.0
+        self.layout = replace(LAYOUT, model=model)
+        self.loop = beside.loop if beside else asyncio.new_event_loop()
+        self.world = beside.world if beside else World()
+        self.ground = beside.ground if beside else Ground()
+        self.owns_loop, self.alone, self.time = beside is None, True, 0.0
         self.engines: list[Engine] = []
         self.quarantined: list[tuple[int, Block, bool]] = []
         self.vacancies: list[tuple[int, int, list[int]]] = []  # `(level, group, ids)`
@@ -100,22 +115,22 @@ class Engines(RuleBasedStateMachine):
     def start(self) -> None:
         kinds = (SteppedMemory, SteppedMemory, SteppedStore)
         self.stores = [
-            [kind(self.world, level, n) for n in CAPACITY[level]]
+            [kind(self.world, level, self.ground.blocks[level]) for _ in SIZES]
             for level, kind in enumerate(kinds)
         ]
         self.tiers = [self.tier(level, name) for level, name in enumerate(("gpu", "cpu", "ssd"))]
         self.transfer = StoreTransfer(self.stores, self.pause)
-        self.cache = TieredCache(LAYOUT, self.tiers, self.transfer)
+        self.cache = TieredCache(self.layout, self.tiers, self.transfer)
 
     def tier(self, level: int, name: str) -> Tier:
-        left = [list(range(n)) for n in CAPACITY[level]]
-
         def grow(group: int) -> list[int] | None:
-            taken, left[group] = left[group][:5], left[group][5:]
-            return taken or None
+            return self.ground.arenas[level].grow(self.owner(group), NBYTES)
 
         pools = [BlockPool(LRU(0), SPAN) for _ in SIZES]
         return Tier(name, pools, grow, watermarks=(0.3, 0.6))
+
+    def owner(self, group: int) -> tuple[str, int]:
+        return self.layout.model, group
 
     def pause(self, level: int) -> None:
         self.tiers[level].paused = True
@@ -175,6 +190,11 @@ class Engines(RuleBasedStateMachine):
     def pick(self, number: int) -> Engine | None:
         return self.engines[number % len(self.engines)] if self.engines else None
 
+    def able(self, number: int) -> Engine | None:
+        """One that may do everything; once in a while any."""
+        able = [e for e in self.engines if e.lease.ready and not (e.away or e.unanswered)]
+        return able[number % len(able)] if able and number % 8 else self.pick(number)
+
     def notified(self, engine: list[Engine], lease: Lease) -> None:
         if engine and lease.shortened:
             lease.shortened = False
@@ -190,6 +210,8 @@ class Engines(RuleBasedStateMachine):
             return self.on_loop(call)
         except OutOfBlocks:
             self.seen["refused"] += 1
+            if not self.alone:
+                return None  # another model may have been given some meanwhile
             for pool, (counts, capacity) in zip(pools, before, strict=True):
                 counts[State.FREE] += pool.capacity - capacity
                 assert pool.counts == counts, "a refused request changed a pool"
@@ -203,7 +225,7 @@ class Engines(RuleBasedStateMachine):
             self.request(TRUNKS[trunk % len(TRUNKS)][: 1 + length % 28], ahead % 5)
 
     def request(self, tokens: list[int], ahead: int) -> Engine | None:
-        chain = PrefixChain(LAYOUT.root("tenant"), LAYOUT.hash_step)
+        chain = PrefixChain(self.layout.root("tenant"), LAYOUT.hash_step)
         chain.append(tokens)
         engine: list[Engine] = []
         room = len(tokens) + ahead
@@ -221,7 +243,9 @@ class Engines(RuleBasedStateMachine):
         assert lease.hit < len(tokens), "one token is always computed"
         self.seen["part"] += lease.hit % 4 != 0
         self.families += 1
-        engine.append(Engine(self.families, lease, list(tokens), lease.hit))
+        engine.append(
+            Engine(self.families, lease, self.layout.root("tenant"), list(tokens), lease.hit)
+        )
         lease.shortened = False
         self.engines.append(engine[0])
         self.on_loop(lambda: self.answer(engine[0]))
@@ -254,6 +278,7 @@ class Engines(RuleBasedStateMachine):
                 self.on_loop(lambda: self.cache.advance([step], self.now()))
             return
         self.on_loop(lambda: self.cache.advance([step], self.now()))
+        engine.written = min(engine.written, engine.lease.room)  # publishing freezes the length
         self.seen["published"] += engine.lease.room < before
 
     def fork_tail(self, engine: Engine) -> bool:
@@ -300,7 +325,7 @@ class Engines(RuleBasedStateMachine):
 
     @rule(pick=NUMBERS, upto=NUMBERS)
     def fork(self, pick: int, upto: int) -> None:
-        source = self.pick(pick)
+        source = self.able(pick)
         if source is None or len(self.engines) >= MOST_ENGINES or source.unanswered:
             return
         upto = source.written - upto % 5 if upto % 3 else source.written
@@ -316,12 +341,12 @@ class Engines(RuleBasedStateMachine):
         except LeaseError as refused:
             self.refused_rightly(source, refused)
             return
-        fork.append(Engine(source.family, lease, source.tokens[:upto], upto))
+        fork.append(Engine(source.family, lease, source.root, source.tokens[:upto], upto))
         self.engines.append(fork[0])
 
     @rule(pick=NUMBERS, back=NUMBERS)
     def truncate(self, pick: int, back: int) -> None:
-        engine = self.pick(pick)
+        engine = self.able(pick)
         if engine is None or engine.unanswered:
             return
         upto = max(0, engine.written - back % 7)
@@ -333,7 +358,7 @@ class Engines(RuleBasedStateMachine):
         del engine.tokens[upto:]
         engine.rename()
         engine.written = upto
-        engine.tokens.append(back % 2)  # goes on otherwise
+        engine.tokens.append(4 + back)  # goes on otherwise
         engine.rename()
 
     @rule(pick=NUMBERS)
@@ -422,7 +447,7 @@ class Engines(RuleBasedStateMachine):
 
     @rule(trunk=NUMBERS, limit=NUMBERS)
     def prefetch(self, trunk: int, limit: int) -> None:
-        chain = PrefixChain(LAYOUT.root("tenant"), LAYOUT.hash_step)
+        chain = PrefixChain(self.layout.root("tenant"), LAYOUT.hash_step)
         chain.append(tokens := TRUNKS[trunk % len(TRUNKS)])
         self.on_loop(
             lambda: self.cache.prefetch(chain.hashes, len(tokens), 1 + limit % 4, self.now())
@@ -501,7 +526,7 @@ class Engines(RuleBasedStateMachine):
                 assert Counter(block.state for block in pool) == +Counter(pool.counts)
                 assert pool.num_free == pool.counts[State.FREE]
                 used = Counter(b.block_id // SPAN for b in pool if b.state is not State.FREE)
-                for part in range(max(CAPACITY[0]) // SPAN + 1):
+                for part in range(max(CAPACITY) // SPAN + 1):
                     assert pool.live(range(part * SPAN, (part + 1) * SPAN)) == used[part]
 
     @invariant()
@@ -521,6 +546,12 @@ class Engines(RuleBasedStateMachine):
                         held = self.token(group, block, position)
                         assert (held == content(engine.hashes[position], group)).all()
 
+    def check(self) -> None:
+        """All of it."""
+        self.committed_blocks_hold_what_their_name_says()
+        self.states_sum_to_the_capacity()
+        self.sequences_hold_what_they_have_written()
+
     def teardown(self) -> None:
         """When all is over nothing is pinned, waited for or lost (I6, I7)."""
         if hasattr(self, "cache"):
@@ -539,7 +570,9 @@ class Engines(RuleBasedStateMachine):
                     for block in pool:
                         assert block.ref_cnt == 0
                         assert block.state in (State.FREE, State.COMMITTED)
-        self.loop.close()
+            self.vacancies.clear()
+        if self.owns_loop:
+            self.loop.close()
 
 
 def _nothing() -> None:

@@ -53,10 +53,10 @@ class World:
 class SteppedStore(BlockStore):
     """Rows of memory, reached only through stepped operations."""
 
-    def __init__(self, world: World, level: int, num_blocks: int) -> None:
+    def __init__(self, world: World, level: int, blocks: Row) -> None:
         self.block_nbytes = NBYTES
         self.level, self._world = level, world
-        self.blocks = np.full((num_blocks, NBYTES), 0xEE, np.uint8)
+        self.blocks = blocks  # [number, NBYTES]
 
     async def read(self, ids: Sequence[int], out: Sequence[Row]) -> None:
         await self._move("read", ids, [self.blocks[i] for i in ids], out)

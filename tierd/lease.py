@@ -72,7 +72,8 @@ class Lease:
 
     def publish(self, num_tokens: int | None = None) -> None:
         """As `commit` (default: all its tokens), and whole granules of the partly filled blocks
-        too: other processes find them all. Whoever goes on writes a copy of those, this lease too.
+        too: other processes find them all. Whoever goes on writes a copy of those, this lease too;
+        what it has written past `num_tokens` is to be written again.
         """
         length = self.num_tokens if num_tokens is None else num_tokens
         if self.room <= length and self._shared:

@@ -446,8 +446,8 @@ class TieredCache:
         self._slide(lease)
 
     def _publish_tails(self, lease: Lease, length: int, access: Access) -> None:
-        """Freeze the partly filled blocks too, as far as granules are full: whoever goes on, the
-        lease itself too, writes a copy."""
+        """Freeze the partly filled blocks too, as far as granules are full, and with them the
+        length: whoever goes on, the lease itself too, writes a copy."""
         granule = self.layout.hash_step
         for group, size in enumerate(self._sizes):
             index, granules = length // size, length // granule

@@ -152,6 +152,9 @@ class Loads:
         for group, size in enumerate(self._sizes):
             table = lease.tables[group]
             missing.append(list(range(hit // size, old // size)))
+            # What it came back to may end in a block that is not its own: it would write there.
+            if old % size and hit < old and not lease.may_write(table[old // size]):
+                missing[group].append(old // size)
             for index in missing[group]:
                 block, table[index] = table[index], None
                 if block is not None:
