@@ -152,7 +152,8 @@ class Tenant:
                 known += await self._disk.layouts(self._chosen_by)
             if (kept := sizing.keep(wanted, granule, known)) is not None:
                 return kept
-        return sizing.choose(wanted, policy, sizing.facts_of(self._config, self.status()))
+        facts = sizing.facts_of(self._config, self.status())
+        return await asyncio.to_thread(sizing.choose, wanted, policy, facts)  # some milliseconds
 
     async def _retire(self, namespace: Namespace) -> None:
         """End a namespace that no engine uses; its blocks live on in the SSD tier, if any."""
