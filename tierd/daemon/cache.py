@@ -419,6 +419,8 @@ class TieredCache:
     def _extend(self, lease: Lease, group: int, start: int, new: list[Block]) -> Added:
         """Put reserved blocks into a table; the first may take the place of a shared one."""
         table = lease.tables[group]
+        if start == len(table) and table and lease.may_write(table[-1]):
+            lease.borrowed.discard(table[-1])  # whoever lent it is gone: it is this lease's now
         if start < len(table):
             shared = table[start]
             assert shared is not None, f"block {start} of group {group} is out of the window"
