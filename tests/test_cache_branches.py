@@ -213,3 +213,20 @@ def test_a_hit_cut_short_on_the_way_back_leaves_no_shared_tail_to_write() -> Non
     rig.transfer.run()
     assert (lease.hit, lease.room) == (0, 6)
     assert [block.state for block in lease.tables[0]] == [State.PRIVATE] * 2
+
+
+def test_a_place_given_up_under_pressure_while_it_is_filled_is_nobodys() -> None:
+    rig = Rig(2, 4, layout=HALVES)
+    rig.place(HOST, "abcd")
+    lease = rig.acquire(PART, 7)
+    whole, part = rig.transfer.copies
+    rig.transfer.begun.add(part)
+    rig.pool(DEVICE).pin(whole.dst)  # somebody else holds it, so that there is no other place
+    rig.transfer.end(whole, Outcome.FAILED)
+    assert (lease.hit, lease.room) == (0, 0)
+    assert [block for _, block in lease.parked] == [part.dst]
+    extend(rig, lease, 0)  # it has heard so
+    assert part.dst.state is State.FREE
+    (place,) = rig.pool(DEVICE).allocate(1)
+    assert place is part.dst
+    assert rig.cache.loads.idle

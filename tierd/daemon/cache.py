@@ -506,7 +506,7 @@ class TieredCache:
     def _unpark(self, lease: Lease) -> None:
         parked, lease.parked = lease.parked, []
         for group, block in parked:
-            self._pools[group].unpin(block)
+            self.loads.drop(lease, group, block)  # it may still be filled
 
 
 def _levels(found: Found, parts: Parts) -> list[int]:
