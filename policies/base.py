@@ -5,22 +5,42 @@ The pool tells it what happened (`insert`, `touch`, `remove`) and asks whom it w
 (`victims`); which of those may really go is the pool's business. `victims` changes nothing, so a
 failed allocation changes nothing. The pool then says `evict(key)` for each one it gave up.
 
+What a policy knows it can say (`state`), so that a restart need not begin from nothing.
+
 A prefetch policy is told the requests' paths and guesses how later ones go on; whether that is
 worth a copy, or possible, is the daemon's business.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Key = Hashable
 
 
 @dataclass(frozen=True, slots=True)
+class Hints:
+    """What an engine chose to say of a request; a policy may act on it or not (cf. madvise)."""
+
+    session: str | None = None  # requests of one conversation have the same
+    closed: bool = False  # the session ends with this request
+    priority: int = 0  # higher is worth more
+    returns_at: float | None = None  # when the session is expected back, on the clock of `time`
+    will_need: bool = False  # the path is wanted again soon
+    dont_need: bool = False  # it is not
+
+
+NO_HINTS = Hints()
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
-    """One request, as far as a policy may know it: when it came (seconds, any origin)."""
+    """One request, as far as a policy may know it: when it came (seconds, any origin, never
+    backwards), and what the engine said of it."""
 
     time: float
+    hints: Hints = NO_HINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +85,22 @@ class EvictionPolicy(ABC):
     def evict(self, key: Key) -> None:
         """The pool gave up `key`, one of `victims()`. Ghost lists remember it here."""
         self.remove(key)
+
+    def state(self) -> Mapping[str, Any]:
+        """All that `restore` needs to go on from here, a copy.
+
+        Made of dicts with text for keys, lists, text, numbers, None, and policy keys. A policy that
+        does not say otherwise remembers its order.
+        """
+        return {"order": list(self.victims())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state` of this kind of policy. Only for a policy that holds nothing yet.
+
+        What was resident then is resident now; the pool removes what it does not have any more.
+        """
+        for key in state["order"]:
+            self.insert(key, None, Access(0.0))
 
 
 class PrefetchPolicy(ABC):

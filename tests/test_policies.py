@@ -5,10 +5,20 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import pytest
 
+from policies.arc import ARC
 from policies.base import Access, EvictionPolicy, LayerShape
+from policies.belady import Belady
 from policies.block_size import Hierarchical, Uniform
+from policies.fifo import FIFO
+from policies.gdsf import GDSF
+from policies.lfu import LFU
 from policies.lru import LRU
+from policies.lru2 import LRU2
+from policies.s3fifo import S3FIFO
+from policies.sieve import Sieve
+from policies.slru import SLRU
 from policies.testing import PolicyTests
+from policies.wtinylfu import WTinyLFU
 
 
 class TestLRU(PolicyTests):
@@ -45,6 +55,133 @@ class TestLRU(PolicyTests):
         policy.touch(["a"], Access(9.0))
         policy.touch(["b"], Access(1.0))
         assert list(policy.victims()) == ["a", "b"]
+
+
+class TestFIFO(PolicyTests):
+    def make(self, capacity: int) -> FIFO:
+        return FIFO(capacity)
+
+    def test_uses_count_for_nothing(self) -> None:
+        assert order(FIFO(3), "a", "b", "ab", "c") == "abc"
+
+
+class TestLFU(PolicyTests):
+    def make(self, capacity: int) -> LFU:
+        return LFU(capacity)
+
+    def test_what_was_used_least_goes_first_then_what_was_used_longest_ago(self) -> None:
+        assert order(LFU(3), "a", "b", "c", "a", "b", "a") == "cba"
+
+
+class TestSLRU(PolicyTests):
+    def make(self, capacity: int) -> SLRU:
+        return SLRU(capacity)
+
+    def test_what_was_used_again_outlives_what_is_newer(self) -> None:
+        assert order(SLRU(4), "a", "b", "a", "c", "d") == "bcda"
+
+    def test_what_overflows_is_on_probation_again(self) -> None:
+        assert order(SLRU(4, protected=0.25), "a", "b", "a", "b", "c") == "acb"
+
+
+class TestARC(PolicyTests):
+    def make(self, capacity: int) -> ARC:
+        return ARC(capacity)
+
+    def test_a_ghost_that_comes_back_gives_its_side_more_room(self) -> None:
+        policy = ARC(2)
+        assert order(policy, "a", "b") == "ab"
+        policy.evict("a")
+        assert order(policy, "c") == "bc"
+        policy.evict("b")
+        assert order(policy, "b") == "cb"  # |recent| = 1 = target
+        policy.insert("d", None, Access(9.0))
+        policy.touch(["d"], Access(9.0))
+        assert list(policy.victims()) == ["c", "d", "b"]
+
+
+class TestS3FIFO(PolicyTests):
+    def make(self, capacity: int) -> S3FIFO:
+        return S3FIFO(capacity)
+
+    def test_what_was_used_often_leaves_the_small_queue_for_the_main_one(self) -> None:
+        policy = S3FIFO(4, small=0.25)
+        assert order(policy, "a", "b", "a", "a", "c", "d") == "bcda"
+        policy.evict("b")
+        assert list(policy.victims()) == ["c", "a", "d"]
+
+    def test_a_ghost_comes_back_into_the_main_queue(self) -> None:
+        policy = S3FIFO(2, small=0.5)
+        assert order(policy, "a", "b") == "ab"
+        policy.evict("a")
+        assert order(policy, "a", "c", "d") == "bcad"
+
+
+class TestSieve(PolicyTests):
+    def make(self, capacity: int) -> Sieve:
+        return Sieve(capacity)
+
+    def test_the_hand_spares_once_what_was_used_again(self) -> None:
+        policy = Sieve(3)
+        assert order(policy, "a", "b", "c", "a") == "bca"
+        policy.evict("b")
+        assert order(policy, "d") == "cda"
+
+    def test_the_hand_goes_on_from_where_it_was(self) -> None:
+        policy = Sieve(4)
+        order(policy, "a", "b", "c", "d", "a", "b")
+        policy.evict("c")
+        assert order(policy, "a", "e") == "deba"
+
+
+class TestLRU2(PolicyTests):
+    def make(self, capacity: int) -> LRU2:
+        return LRU2(capacity)
+
+    def test_the_last_use_but_one_counts(self) -> None:
+        assert order(LRU2(4), "a", "b", "b", "a", "c", "d", "a") == "cdba"
+
+
+class TestWTinyLFU(PolicyTests):
+    def make(self, capacity: int) -> WTinyLFU:
+        return WTinyLFU(capacity)
+
+    def test_of_two_that_would_go_it_is_the_one_asked_for_less(self) -> None:
+        policy = WTinyLFU(2)
+        assert order(policy, "a", "a", "a", "b", "c")[0] == "b"
+        policy.evict("b")
+        assert order(policy, "d", "d", "d", "d", "d", "e")[0] == "c"
+
+
+class TestGDSF(PolicyTests):
+    def make(self, capacity: int) -> GDSF:
+        return GDSF(capacity)
+
+    def test_what_is_deep_in_its_sequence_costs_more_and_stays(self) -> None:
+        policy = GDSF(3, slope=1.0)
+        for key, parent in (("a", None), ("b", "a"), ("c", "b")):
+            policy.insert(key, parent, Access(0.0))
+        policy.touch(["a", "b", "c"], Access(0.0))
+        assert list(policy.victims()) == ["a", "b", "c"]
+
+    def test_what_is_unused_falls_behind(self) -> None:
+        policy = GDSF(3)
+        assert order(policy, "a", "a", "b") == "ba"
+        policy.evict("b")
+        order(policy, "c", "c")
+        assert order(policy, "d") == "adc"
+
+
+class TestBelady(PolicyTests):
+    def make(self, capacity: int) -> Belady:
+        return Belady(capacity, {key: [2.0 * key + 3, 60.0] for key in range(0, 40, 2)})
+
+    def test_what_is_used_last_goes_first_and_of_equals_the_tail(self) -> None:
+        policy = Belady(4, {"a": [1.0, 5.0], "b": [1.0, 3.0], "c": [1.0, 5.0], "d": [1.0]})
+        for key, parent in (("a", None), ("b", "a"), ("c", "b"), ("d", "c")):
+            policy.insert(key, parent, Access(1.0))
+        policy.touch(["a", "b", "c", "d"], Access(1.0))
+        assert list(policy.victims()) == ["d", "c", "a", "b"]
 
 
 class Eager(LRU):
@@ -140,6 +277,17 @@ def lru(*keys: str) -> LRU:
     for key in keys:
         policy.insert(key, None, Access(0.0))
     return policy
+
+
+def order(policy: EvictionPolicy, *requests: str) -> str:
+    """Requests, a letter a key, come one after the other; what would then be given up, in order."""
+    for time, request in enumerate(requests):
+        resident = set(policy.victims())
+        for parent, key in zip([None, *request], request, strict=False):
+            if key not in resident:
+                policy.insert(key, parent, Access(float(time)))
+        policy.touch(list(request), Access(float(time)))
+    return "".join(map(str, policy.victims()))
 
 
 def layers(count: int) -> Sequence[LayerShape]:
