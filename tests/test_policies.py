@@ -1,16 +1,19 @@
 """Policies: the conformance suite on each of ours, and what is particular to each."""
 
+import random
 import re
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import islice
 
 import pytest
 
 from policies.arc import ARC
-from policies.base import Access, EvictionPolicy, LayerShape
+from policies.base import NO_HINTS, Access, EvictionPolicy, Hints, LayerShape
 from policies.belady import Belady
 from policies.block_size import Hierarchical, Uniform
 from policies.fifo import FIFO
 from policies.gdsf import GDSF
+from policies.learned import Learned
 from policies.lfu import LFU
 from policies.lru import LRU
 from policies.lru2 import LRU2
@@ -172,6 +175,60 @@ class TestGDSF(PolicyTests):
         assert order(policy, "d") == "adc"
 
 
+class TestLearned(PolicyTests):
+    def make(self, capacity: int) -> Learned:
+        return Learned(capacity)
+
+    def test_before_it_has_learned_it_is_lru_over_leaves(self) -> None:
+        policy = Learned(8)
+        assert order(policy, "ab", "ac", "d") == "bcad"
+
+    def test_a_parent_never_goes_before_its_child(self) -> None:
+        rng, policy = random.Random(7), Learned(200)
+        resident = set[int]()
+        for time in range(3000):
+            path = _branch(rng.randrange(2000))
+            for key in list(islice((k for k in policy.victims() if k not in path), 12)):
+                if len(resident) + len(path) > 200:
+                    policy.evict(key)
+                    resident.remove(key)
+            for key in path:
+                if key not in resident:
+                    policy.insert(key, (key - 1) // 2 if key else None, Access(float(time)))
+                    resident.add(key)
+            policy.touch(path, Access(float(time)))
+            seen = set[int]()
+            for key in policy.victims():
+                assert not {2 * key + 1, 2 * key + 2} & (resident - seen), "a child is left behind"
+                seen.add(key)
+
+    def test_it_learns_that_what_is_asked_once_is_not_asked_again(self) -> None:
+        policy, time = Learned(40), 0.0
+        for turn in range(600):
+            for path in (["a", "b"], [f"once {turn}"]):
+                request(policy, path, time := time + 1.0, room=40)
+        request(policy, ["a", "b"], time + 1.0, room=40)
+        for extra in range(60):  # LRU would give up a and b after 39 of these
+            request(policy, [f"more {extra}"], time + 1.0, room=40)
+        assert {"a", "b"} <= set(policy.victims())
+
+    def test_a_session_that_is_closed_is_learned_to_be_over(self) -> None:
+        policy, time = Learned(40), 0.0
+        for turn in range(600):
+            request(policy, [f"s{turn}"], time := time + 1.0, room=40)
+            closes = turn % 2 == 0
+            hints = Hints(closed=closes)
+            request(policy, [f"s{turn}", f"t{turn}"], time := time + 1.0, room=40, hints=hints)
+            if not closes:
+                request(policy, [f"s{turn}", f"t{turn}", f"u{turn}"], time := time + 1.0, room=40)
+        request(policy, ["open"], time := time + 1.0, room=40)
+        request(policy, ["shut"], time := time + 1.0, room=40)
+        request(policy, ["open", "x"], time := time + 1.0, room=40)
+        request(policy, ["shut", "y"], time := time + 1.0, room=40, hints=Hints(closed=True))
+        victims = list(policy.victims())
+        assert victims.index("y") < victims.index("x")
+
+
 class TestBelady(PolicyTests):
     def make(self, capacity: int) -> Belady:
         return Belady(capacity, {key: [2.0 * key + 3, 60.0] for key in range(0, 40, 2)})
@@ -288,6 +345,28 @@ def order(policy: EvictionPolicy, *requests: str) -> str:
                 policy.insert(key, parent, Access(float(time)))
         policy.touch(list(request), Access(float(time)))
     return "".join(map(str, policy.victims()))
+
+
+def request(
+    policy: EvictionPolicy, path: list[str], time: float, *, room: int, hints: Hints = NO_HINTS
+) -> None:
+    """One request for `path`, in a pool of `room` keys, which gives up what it must."""
+    resident, access = set(policy.victims()), Access(time, hints)
+    new = [key for key in path if key not in resident]
+    spare = [key for key in policy.victims() if key not in path]
+    for key in spare[: max(0, len(resident) + len(new) - room)]:
+        policy.evict(key)
+    for parent, key in zip([None, *path], path, strict=False):
+        if key in new:
+            policy.insert(key, parent, access)
+    policy.touch(path, access)
+
+
+def _branch(number: int) -> list[int]:
+    path = [number]
+    while path[-1]:
+        path.append((path[-1] - 1) // 2)
+    return path[::-1]
 
 
 def layers(count: int) -> Sequence[LayerShape]:
