@@ -224,3 +224,4 @@ class Learned(EvictionPolicy):
         node = self._nodes.pop(key)
         if node.slot >= 0:
             self._hazards.end(node.slot, self._now)
+            node.slot = -1
