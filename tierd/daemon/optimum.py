@@ -1,9 +1,9 @@
 """The best that any cache could have done with a trace, knowing it to its end.
 
-Belady's rule over paths: what is used again last goes first, of one request the tail first, and what
-is never used again is not kept at all. A parent is used again no later than its child, so what is
-kept of a path is always a beginning of it, and it is enough to count: how many blocks that are kept
-are used next by which request.
+Belady's rule over paths: what is used again last goes first, of one request the tail first, and
+what is never used again is not kept at all. A parent is used again no later than its child, so what
+is kept of a path is always a beginning of it, and it is enough to count: how many blocks that are
+kept are used next by which request.
 """
 
 import heapq

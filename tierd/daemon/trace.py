@@ -76,8 +76,8 @@ class Trace:
             raise TraceError(f"{path}: is not in the order of time")
         most = max(first + count for request in requests for first, count in request.runs)
         names = [BlockHash(number.to_bytes(HASH_NBYTES, "big")) for number in range(most)]
-        size = records[0].get("block_size") or _block_size(path, requests, coarse) // coarse
-        return cls(path.name.partition(".")[0], size * coarse, requests, names)
+        size = _block_size(path, requests, coarse)
+        return cls(path.name.partition(".")[0], size, requests, names)
 
     def path(self, request: TraceRequest) -> list[BlockHash]:
         """The names of a request's blocks, first block first."""
@@ -134,7 +134,7 @@ def _block_size(path: Path, requests: Sequence[TraceRequest], coarse: int) -> in
     """Tokens a block has, from how many blocks there are of so many tokens: whole ones, or with a
     partly filled last one."""
     for size in _USUAL:
-        size *= coarse
-        if all(0 <= r.num_tokens / size - r.num_blocks + 1 < 2 for r in requests):
-            return size
+        tokens = size * coarse
+        if all(0 <= r.num_tokens / tokens - r.num_blocks + 1 < 2 for r in requests):
+            return tokens
     raise TraceError(f"{path}: says nowhere how many tokens a block has")
