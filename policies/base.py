@@ -63,6 +63,10 @@ class EvictionPolicy(ABC):
         """The pool now holds up to `capacity` keys."""
         self.capacity = capacity
 
+    def tick(self, time: float) -> None:  # noqa: B027: most orders do not
+        """It is `time` now, before victims are asked for: an order may depend on how long nothing
+        has happened."""
+
     @abstractmethod
     def insert(self, key: Key, parent: Key | None, access: Access) -> None:
         """`key` has become resident; `parent` precedes it in its sequence. No use yet."""

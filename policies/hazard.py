@@ -8,8 +8,8 @@ used again in it. Survival is S(a); the worth of holding a key of age a is Gitti
                      = (S(a) - S(b)) / (D(b) - D(a))        with D(a) the integral of S up to a
 
 so what is used again soon or not at all is worth more than what is surely used again, but late.
-Classes that were seen little lean on what is known of their kind. Counts halve now and then: the past
-fades. It knows no keys; its memory is fixed.
+Classes that were seen little lean on what is known of their kind. It knows no keys; its memory is
+fixed.
 """
 
 from array import array

@@ -28,7 +28,8 @@ _NUM_CLASSES = (_MOST + 1) * 2 * 3 * _NUM_GAPS
 _FEW = 5  # ways to go on, of a key; of more, none supersedes another
 _OBSERVED = 8192  # parts of runs, at most
 _GHOSTS = 4  # keys remembered beyond the resident ones, as a multiple of the capacity
-_LEARN = 128  # requests between two lessons
+_LEAST_GHOSTS = 16384
+_LEARN = 32  # requests between two lessons
 
 
 class _Part:
@@ -87,6 +88,9 @@ class Learned(EvictionPolicy):
         self._arrived = _Part(_Run(0.0), 0, False)
         self._now, self._requests = 0.0, 0
 
+    def tick(self, time: float) -> None:
+        self._now = max(self._now, time)
+
     def insert(self, key: Key, parent: Key | None, access: Access) -> None:
         if self._arrived.run.time != access.time:
             self._now = max(self._now, access.time)
@@ -140,7 +144,7 @@ class Learned(EvictionPolicy):
     def evict(self, key: Key) -> None:
         self._leave(self._nodes[key])
         self._ghosts[key] = None
-        while len(self._ghosts) > _GHOSTS * self.capacity:
+        while len(self._ghosts) > max(_GHOSTS * self.capacity, _LEAST_GHOSTS):
             self._forget(self._ghosts.popitem(last=False)[0])
 
     def victims(self) -> Iterator[Key]:

@@ -188,19 +188,21 @@ class TestLearned(PolicyTests):
         resident = set[int]()
         for time in range(3000):
             path = _branch(rng.randrange(2000))
-            for key in list(islice((k for k in policy.victims() if k not in path), 12)):
+            for victim in list(islice((k for k in policy.victims() if k not in path), 12)):
                 if len(resident) + len(path) > 200:
-                    policy.evict(key)
-                    resident.remove(key)
+                    policy.evict(victim)
+                    resident -= {victim}
             for key in path:
                 if key not in resident:
                     policy.insert(key, (key - 1) // 2 if key else None, Access(float(time)))
                     resident.add(key)
             policy.touch(path, Access(float(time)))
             seen = set[int]()
-            for key in policy.victims():
-                assert not {2 * key + 1, 2 * key + 2} & (resident - seen), "a child is left behind"
-                seen.add(key)
+            for parent in policy.victims():
+                assert isinstance(parent, int)
+                children = {2 * parent + 1, 2 * parent + 2}
+                assert not children & (resident - seen), "a child is left behind"
+                seen.add(parent)
 
     def test_it_learns_that_what_is_asked_once_is_not_asked_again(self) -> None:
         policy, time = Learned(40), 0.0

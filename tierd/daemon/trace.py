@@ -18,7 +18,7 @@ from policies.base import Hints
 from tierd.block import HASH_NBYTES, BlockHash
 from tierd.errors import TierdError
 
-_USUAL = tuple(2**power for power in range(13))  # tokens that a block may have
+_USUAL = [1 << power for power in range(13)]  # tokens that a block may have
 _GZIP = b"\x1f\x8b"
 
 
@@ -135,6 +135,6 @@ def _block_size(path: Path, requests: Sequence[TraceRequest], coarse: int) -> in
     partly filled last one."""
     for size in _USUAL:
         tokens = size * coarse
-        if all(0 <= r.num_tokens / tokens - r.num_blocks + 1 < 2 for r in requests):
+        if all(0 < r.num_tokens / tokens - r.num_blocks + 1 < 2 for r in requests):
             return tokens
     raise TraceError(f"{path}: says nowhere how many tokens a block has")
