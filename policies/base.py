@@ -63,7 +63,7 @@ class EvictionPolicy(ABC):
         """The pool now holds up to `capacity` keys."""
         self.capacity = capacity
 
-    def tick(self, time: float) -> None:  # noqa: B027: most orders do not
+    def tick(self, time: float) -> None:  # noqa: B027
         """It is `time` now, before victims are asked for: an order may depend on how long nothing
         has happened."""
 
