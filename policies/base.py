@@ -8,6 +8,8 @@ failed allocation changes nothing. The pool then says `evict(key)` for each one 
 A block-size policy decides once per namespace, from the layers and what is known of the machine and
 its requests; what it answers for the same facts is always the same.
 
+What a policy knows it can say (`state`), so that a restart need not begin from nothing.
+
 A prefetch policy is told the requests' paths and guesses how later ones go on; whether that is
 worth a copy, or possible, is the daemon's business.
 """
@@ -16,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar
 
 Key = Hashable
 
@@ -24,10 +26,27 @@ GRANULE = 16  # tokens between two names of a prompt, at most, unless somebody s
 
 
 @dataclass(frozen=True, slots=True)
+class Hints:
+    """What an engine chose to say of a request; a policy may act on it or not (cf. madvise)."""
+
+    session: str | None = None  # requests of one conversation have the same
+    closed: bool = False  # the session ends with this request
+    priority: int = 0  # higher is worth more
+    returns_at: float | None = None  # when the session is expected back, on the clock of `time`
+    will_need: bool = False  # the path is wanted again soon
+    dont_need: bool = False  # it is not
+
+
+NO_HINTS = Hints()
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
-    """One request, as far as a policy may know it: when it came (seconds, any origin)."""
+    """One request, as far as a policy may know it: when it came (seconds, any origin, never
+    backwards), and what the engine said of it."""
 
     time: float
+    hints: Hints = NO_HINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +97,10 @@ class EvictionPolicy(ABC):
         """The pool now holds up to `capacity` keys."""
         self.capacity = capacity
 
+    def tick(self, time: float) -> None:  # noqa: B027
+        """It is `time` now, before victims are asked for: an order may depend on how long nothing
+        has happened."""
+
     @abstractmethod
     def insert(self, key: Key, parent: Key | None, access: Access) -> None:
         """`key` has become resident; `parent` precedes it in its sequence. No use yet."""
@@ -100,6 +123,22 @@ class EvictionPolicy(ABC):
     def evict(self, key: Key) -> None:
         """The pool gave up `key`, one of `victims()`. Ghost lists remember it here."""
         self.remove(key)
+
+    def state(self) -> Mapping[str, Any]:
+        """All that `restore` needs to go on from here, a copy.
+
+        Made of dicts with text for keys, lists, text, numbers, None, and policy keys. A policy that
+        does not say otherwise remembers its order.
+        """
+        return {"order": list(self.victims())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state` of this kind of policy. Only for a policy that holds nothing yet.
+
+        What was resident then is resident now; the pool removes what it does not have any more.
+        """
+        for key in state["order"]:
+            self.insert(key, None, Access(0.0))
 
 
 class PrefetchPolicy(ABC):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.base import Access, EvictionPolicy, Key, PrefetchPolicy
+from policies.base import Access, EvictionPolicy, Hints, Key, PrefetchPolicy
 
 _OPERATIONS = ("insert", "insert", "insert", "touch", "touch", "evict", "remove", "resize", "peek")
 
@@ -116,6 +116,61 @@ class PolicyTests(ABC):
             policy.evict(key)
         assert list(policy.victims()) == []
 
+    def test_time_alone_adds_and_takes_nothing(self, policy: EvictionPolicy) -> None:
+        policy.tick(1e6)
+        assert sorted(policy.victims()) == [1, 2, 3, 4, 5]  # type: ignore[type-var]
+
+    def test_hints_are_taken(self, policy: EvictionPolicy) -> None:
+        hints = Hints("s", closed=True, priority=1, returns_at=9.0, will_need=True, dont_need=True)
+        policy.insert(6, 5, Access(2.0, hints))
+        policy.touch([1, 2, 3, 4, 5, 6], Access(2.0, hints))
+        assert set(policy.victims()) == {1, 2, 3, 4, 5, 6}
+
+    def test_what_it_remembers_of_keys_that_are_gone_is_bounded(self) -> None:
+        policy, kept = self.make(100), list[int]()
+        policy.resize(100)
+        tracemalloc.start()
+        try:
+            for number in range(60_000):
+                if number >= 100:
+                    policy.evict(next(policy.victims()))
+                key, access = str(number), Access(float(number))
+                policy.insert(key, str(number - 1) if number % 10 else None, access)
+                policy.touch([key], access)
+                if number in (19_999, 59_999):
+                    kept.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+        grown = kept[1] - kept[0]
+        assert grown < 3_000_000, f"{grown} bytes more after 40,000 more keys, for 100"
+
+    def test_a_state_restores_the_order(self) -> None:
+        # Made here, not a decorated method: see below.
+        @settings(deadline=None, database=None, report_multiple_bugs=False)
+        @given(st.lists(st.sampled_from(_OPERATIONS), max_size=60), st.randoms())
+        def check(operations: list[str], rng: random.Random) -> None:
+            model = _Model(self.make(8), rng)
+            for time, operation in enumerate(operations):
+                getattr(model, operation)(Access(float(time)))
+            state = model.policy.state()
+            before = list(model.policy.victims())
+            copy = self.make(8)
+            copy.resize(model.policy.capacity)
+            copy.restore(state)
+            assert list(copy.victims()) == before
+            model.touch(Access(99.0))
+            assert list(copy.victims()) == before, "they share what they remember"
+            model.policy = copy
+            for time, operation in enumerate(operations, 100):
+                getattr(model, operation)(Access(float(time)))
+                assert set(model.policy.victims()) == model.resident, f"after {operation}"
+
+        check()
+
+    def test_a_state_is_made_of_plain_values_and_keys(self, policy: EvictionPolicy) -> None:
+        policy.evict(next(policy.victims()))
+        _check_plain(policy.state())
+
     def test_it_agrees_with_a_set_under_random_operations(self) -> None:
         # Made here, not a decorated method: hypothesis objects to one test run by many classes.
         @settings(deadline=None, database=None, report_multiple_bugs=False)
@@ -181,6 +236,18 @@ class _Model:
     def peek(self, access: Access) -> None:
         """Look at one victim, and let the iterator go."""
         next(self.policy.victims(), None)
+
+
+def _check_plain(value: object) -> None:
+    if isinstance(value, dict):
+        assert all(type(key) is str for key in value), "dicts have text for keys"
+        for part in value.values():
+            _check_plain(part)
+    elif isinstance(value, list):
+        for part in value:
+            _check_plain(part)
+    else:
+        assert value is None or type(value) in (bool, int, float, str), f"{value!r} is not plain"
 
 
 class PrefetchPolicyTests(ABC):

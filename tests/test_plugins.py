@@ -74,7 +74,7 @@ def test_a_class_is_found_by_module_and_name() -> None:
 def test_an_unknown_name_lists_what_is_installed(install: Install) -> None:
     install("tierd.policies", mine="stranger_policies:Mine")
     with pytest.raises(
-        ConfigError, match=r"^'lur' is not installed in tierd.policies; installed: .*lru, mine"
+        ConfigError, match=r"^'lur' is not installed in tierd.policies; installed: .*lru, .*mine"
     ):
         plugins.policy("lur")
 

@@ -1,15 +1,28 @@
 """Policies: the conformance suite on each of ours, and what is particular to each."""
 
+import random
 import re
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import islice
 
 import pytest
 
-from policies.base import Access, EvictionPolicy, LayerShape, SizingFacts
+from policies.arc import ARC
+from policies.base import NO_HINTS, Access, EvictionPolicy, Hints, LayerShape, SizingFacts
+from policies.belady import Belady
 from policies.block_size import Hierarchical, Uniform
+from policies.fifo import FIFO
+from policies.gdsf import GDSF
+from policies.learned import Learned
+from policies.lfu import LFU
 from policies.lru import LRU
+from policies.lru2 import LRU2
+from policies.s3fifo import S3FIFO
+from policies.sieve import Sieve
 from policies.size_testing import FACTS, BlockSizePolicyTests
+from policies.slru import SLRU
 from policies.testing import PolicyTests
+from policies.wtinylfu import WTinyLFU
 
 
 class TestLRU(PolicyTests):
@@ -46,6 +59,189 @@ class TestLRU(PolicyTests):
         policy.touch(["a"], Access(9.0))
         policy.touch(["b"], Access(1.0))
         assert list(policy.victims()) == ["a", "b"]
+
+
+class TestFIFO(PolicyTests):
+    def make(self, capacity: int) -> FIFO:
+        return FIFO(capacity)
+
+    def test_uses_count_for_nothing(self) -> None:
+        assert order(FIFO(3), "a", "b", "ab", "c") == "abc"
+
+
+class TestLFU(PolicyTests):
+    def make(self, capacity: int) -> LFU:
+        return LFU(capacity)
+
+    def test_what_was_used_least_goes_first_then_what_was_used_longest_ago(self) -> None:
+        assert order(LFU(3), "a", "b", "c", "a", "b", "a") == "cba"
+
+
+class TestSLRU(PolicyTests):
+    def make(self, capacity: int) -> SLRU:
+        return SLRU(capacity)
+
+    def test_what_was_used_again_outlives_what_is_newer(self) -> None:
+        assert order(SLRU(4), "a", "b", "a", "c", "d") == "bcda"
+
+    def test_what_overflows_is_on_probation_again(self) -> None:
+        assert order(SLRU(4, protected=0.25), "a", "b", "a", "b", "c") == "acb"
+
+
+class TestARC(PolicyTests):
+    def make(self, capacity: int) -> ARC:
+        return ARC(capacity)
+
+    def test_a_ghost_that_comes_back_gives_its_side_more_room(self) -> None:
+        policy = ARC(2)
+        assert order(policy, "a", "b") == "ab"
+        policy.evict("a")
+        assert order(policy, "c") == "bc"
+        policy.evict("b")
+        assert order(policy, "b") == "cb"  # |recent| = 1 = target
+        policy.insert("d", None, Access(9.0))
+        policy.touch(["d"], Access(9.0))
+        assert list(policy.victims()) == ["c", "d", "b"]
+
+
+class TestS3FIFO(PolicyTests):
+    def make(self, capacity: int) -> S3FIFO:
+        return S3FIFO(capacity)
+
+    def test_what_was_used_often_leaves_the_small_queue_for_the_main_one(self) -> None:
+        policy = S3FIFO(4, small=0.25)
+        assert order(policy, "a", "b", "a", "a", "c", "d") == "bcda"
+        policy.evict("b")
+        assert list(policy.victims()) == ["c", "a", "d"]
+
+    def test_a_ghost_comes_back_into_the_main_queue(self) -> None:
+        policy = S3FIFO(2, small=0.5)
+        assert order(policy, "a", "b") == "ab"
+        policy.evict("a")
+        assert order(policy, "a", "c", "d") == "bcad"
+
+
+class TestSieve(PolicyTests):
+    def make(self, capacity: int) -> Sieve:
+        return Sieve(capacity)
+
+    def test_the_hand_spares_once_what_was_used_again(self) -> None:
+        policy = Sieve(3)
+        assert order(policy, "a", "b", "c", "a") == "bca"
+        policy.evict("b")
+        assert order(policy, "d") == "cda"
+
+    def test_the_hand_goes_on_from_where_it_was(self) -> None:
+        policy = Sieve(4)
+        order(policy, "a", "b", "c", "d", "a", "b")
+        policy.evict("c")
+        assert order(policy, "a", "e") == "deba"
+
+
+class TestLRU2(PolicyTests):
+    def make(self, capacity: int) -> LRU2:
+        return LRU2(capacity)
+
+    def test_the_last_use_but_one_counts(self) -> None:
+        assert order(LRU2(4), "a", "b", "b", "a", "c", "d", "a") == "cdba"
+
+
+class TestWTinyLFU(PolicyTests):
+    def make(self, capacity: int) -> WTinyLFU:
+        return WTinyLFU(capacity)
+
+    def test_of_two_that_would_go_it_is_the_one_asked_for_less(self) -> None:
+        policy = WTinyLFU(2)
+        assert order(policy, "a", "a", "a", "b", "c")[0] == "b"
+        policy.evict("b")
+        assert order(policy, "d", "d", "d", "d", "d", "e")[0] == "c"
+
+
+class TestGDSF(PolicyTests):
+    def make(self, capacity: int) -> GDSF:
+        return GDSF(capacity)
+
+    def test_what_is_deep_in_its_sequence_costs_more_and_stays(self) -> None:
+        policy = GDSF(3, slope=1.0)
+        for key, parent in (("a", None), ("b", "a"), ("c", "b")):
+            policy.insert(key, parent, Access(0.0))
+        policy.touch(["a", "b", "c"], Access(0.0))
+        assert list(policy.victims()) == ["a", "b", "c"]
+
+    def test_what_is_unused_falls_behind(self) -> None:
+        policy = GDSF(3)
+        assert order(policy, "a", "a", "b") == "ba"
+        policy.evict("b")
+        order(policy, "c", "c")
+        assert order(policy, "d") == "adc"
+
+
+class TestLearned(PolicyTests):
+    def make(self, capacity: int) -> Learned:
+        return Learned(capacity)
+
+    def test_before_it_has_learned_it_is_lru_over_leaves(self) -> None:
+        policy = Learned(8)
+        assert order(policy, "ab", "ac", "d") == "bcad"
+
+    def test_a_parent_never_goes_before_its_child(self) -> None:
+        rng, policy = random.Random(7), Learned(200)
+        resident = set[int]()
+        for time in range(3000):
+            path = _branch(rng.randrange(2000))
+            for victim in list(islice((k for k in policy.victims() if k not in path), 12)):
+                if len(resident) + len(path) > 200:
+                    policy.evict(victim)
+                    resident -= {victim}
+            for key in path:
+                if key not in resident:
+                    policy.insert(key, (key - 1) // 2 if key else None, Access(float(time)))
+                    resident.add(key)
+            policy.touch(path, Access(float(time)))
+            seen = set[int]()
+            for parent in policy.victims():
+                assert isinstance(parent, int)
+                children = {2 * parent + 1, 2 * parent + 2}
+                assert not children & (resident - seen), "a child is left behind"
+                seen.add(parent)
+
+    def test_it_learns_that_what_is_asked_once_is_not_asked_again(self) -> None:
+        policy, time = Learned(40), 0.0
+        for turn in range(600):
+            for path in (["a", "b"], [f"once {turn}"]):
+                request(policy, path, time := time + 1.0, room=40)
+        request(policy, ["a", "b"], time + 1.0, room=40)
+        for extra in range(60):  # LRU would give up a and b after 39 of these
+            request(policy, [f"more {extra}"], time + 1.0, room=40)
+        assert {"a", "b"} <= set(policy.victims())
+
+    def test_a_session_that_is_closed_is_learned_to_be_over(self) -> None:
+        policy, time = Learned(40), 0.0
+        for turn in range(600):
+            request(policy, [f"s{turn}"], time := time + 1.0, room=40)
+            closes = turn % 2 == 0
+            hints = Hints(closed=closes)
+            request(policy, [f"s{turn}", f"t{turn}"], time := time + 1.0, room=40, hints=hints)
+            if not closes:
+                request(policy, [f"s{turn}", f"t{turn}", f"u{turn}"], time := time + 1.0, room=40)
+        request(policy, ["open"], time := time + 1.0, room=40)
+        request(policy, ["shut"], time := time + 1.0, room=40)
+        request(policy, ["open", "x"], time := time + 1.0, room=40)
+        request(policy, ["shut", "y"], time := time + 1.0, room=40, hints=Hints(closed=True))
+        victims = list(policy.victims())
+        assert victims.index("y") < victims.index("x")
+
+
+class TestBelady(PolicyTests):
+    def make(self, capacity: int) -> Belady:
+        return Belady(capacity, {key: [2.0 * key + 3, 60.0] for key in range(0, 40, 2)})
+
+    def test_what_is_used_last_goes_first_and_of_equals_the_tail(self) -> None:
+        policy = Belady(4, {"a": [1.0, 5.0], "b": [1.0, 3.0], "c": [1.0, 5.0], "d": [1.0]})
+        for key, parent in (("a", None), ("b", "a"), ("c", "b"), ("d", "c")):
+            policy.insert(key, parent, Access(1.0))
+        policy.touch(["a", "b", "c", "d"], Access(1.0))
+        assert list(policy.victims()) == ["d", "c", "a", "b"]
 
 
 class Eager(LRU):
@@ -189,6 +385,39 @@ def lru(*keys: str) -> LRU:
     for key in keys:
         policy.insert(key, None, Access(0.0))
     return policy
+
+
+def order(policy: EvictionPolicy, *requests: str) -> str:
+    """Requests, a letter a key, come one after the other; what would then be given up, in order."""
+    for time, request in enumerate(requests):
+        resident = set(policy.victims())
+        for parent, key in zip([None, *request], request, strict=False):
+            if key not in resident:
+                policy.insert(key, parent, Access(float(time)))
+        policy.touch(list(request), Access(float(time)))
+    return "".join(map(str, policy.victims()))
+
+
+def request(
+    policy: EvictionPolicy, path: list[str], time: float, *, room: int, hints: Hints = NO_HINTS
+) -> None:
+    """One request for `path`, in a pool of `room` keys, which gives up what it must."""
+    resident, access = set(policy.victims()), Access(time, hints)
+    new = [key for key in path if key not in resident]
+    spare = [key for key in policy.victims() if key not in path]
+    for key in spare[: max(0, len(resident) + len(new) - room)]:
+        policy.evict(key)
+    for parent, key in zip([None, *path], path, strict=False):
+        if key in new:
+            policy.insert(key, parent, access)
+    policy.touch(path, access)
+
+
+def _branch(number: int) -> list[int]:
+    path = [number]
+    while path[-1]:
+        path.append((path[-1] - 1) // 2)
+    return path[::-1]
 
 
 def layers(count: int) -> Sequence[LayerShape]:

@@ -38,6 +38,9 @@ class TierChain:
 
         Raises OutOfBlocks, naming the shortest group, before anything has changed.
         """
+        for tier in self.tiers[level:]:
+            for pool in tier.pools:
+                pool.tick(access)
         try:
             victims = [self._choose(level, group, n) for group, n in enumerate(need)]
         except OutOfBlocks:

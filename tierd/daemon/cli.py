@@ -1,4 +1,4 @@
-"""The command line: `tierd serve`, `status`, `config check`, `config explain`, `inspect`, `verify`.
+"""The command line: `tierd serve`, `status`, `config`, `inspect`, `verify`, `replay`.
 
 It parses words and prints; what it prints comes from the daemon or the configuration. Errors of
 the user's are one line and exit status 2, a daemon that is not there is 1.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tierd.daemon.config import Config, describe
+from tierd.daemon.values import Size
 from tierd.errors import ConfigError, DaemonLost, TierdError
 
 
@@ -62,7 +63,26 @@ def _parser() -> argparse.ArgumentParser:
     for offline in (inspect, verify):
         offline.add_argument("path", type=Path, metavar="PATH", help="ssd.path, or a tenant's part")
         offline.add_argument("--json", action="store_true", help="as JSON")
+    _add_replay(commands.add_parser("replay", help="what a cache would have made of a trace"))
     return parser
+
+
+def _add_replay(replay: argparse.ArgumentParser) -> None:
+    add = replay.add_argument
+    add("traces", type=Path, nargs="+", metavar="TRACE", help="lines of JSON, maybe gzip'ed")
+    add("--config", type=Path, metavar="FILE", help="tierd.toml; default: defaults")
+    add("--policy", type=_names, default=[], metavar="P,..", help="instead of the tiers' own")
+    add("--sizes", type=_names, default=[], metavar="S,..", help="as 9139 (blocks), 40GiB/1TiB")
+    add("--token-bytes", type=Size(1), default=None, metavar="N", help="of K and V; 128KiB")
+    add("--coarse", type=int, default=1, metavar="M", help="M blocks as one")
+    add("--closing", action="store_true", help="the last request of a session says that it is")
+    add("--csv", type=Path, metavar="FILE", help="write one line a replay")
+    add("--plot", type=Path, metavar="FILE", help="draw miss-ratio curves; needs matplotlib")
+    replay.set_defaults(run=_replay)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _config(path: Path | None) -> Config:
@@ -140,6 +160,26 @@ def _verify(arguments: argparse.Namespace) -> int:
         for damage in result["damaged"]:
             print(inspect.describe(damage))
     return 1 if result["damaged"] else 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from tierd.daemon import lab, lab_report
+    from tierd.daemon.trace import Trace
+
+    closing, coarse = arguments.closing, arguments.coarse
+    traces = [Trace.read(path, coarse=coarse, closing=closing) for path in arguments.traces]
+    progress = sys.stderr if sys.stderr.isatty() else None
+    nbytes = arguments.token_bytes or lab.TOKEN_NBYTES
+    replays = lab.Lab(
+        _config(arguments.config), arguments.policy, arguments.sizes, nbytes, progress
+    )
+    rows = list(replays.run(traces))
+    print("\n".join(lab_report.table(rows)))
+    if arguments.csv:
+        lab_report.write_csv(rows, arguments.csv)
+    if arguments.plot:
+        lab_report.draw(rows, arguments.plot)
+    return 0
 
 
 def _status(arguments: argparse.Namespace) -> int:

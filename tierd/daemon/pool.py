@@ -197,6 +197,10 @@ class BlockPool:
         if present:
             self._policy.touch(present, access)
 
+    def tick(self, access: Access) -> None:
+        """So late it is: places are about to be asked for."""
+        self._policy.tick(access.time)
+
     def victims(self, n: int) -> list[Block]:
         """The `n` blocks to give up first. Raises OutOfBlocks if too few; changes nothing."""
         chosen = list(islice(self.evictable(), n))

@@ -1,0 +1,64 @@
+"""LRU-2 (O'Neil et al. 1993): the order of last uses but one, so that one use proves nothing.
+
+What was used once goes first, by recency. It knows no path; of time only the order.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from policies.base import Access, EvictionPolicy, Key
+from policies.ranking import Ranking
+
+
+class LRU2(EvictionPolicy):
+    """Gives up first what was used once, then what has the oldest last use but one."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._once: OrderedDict[Key, int] = OrderedDict()  # number of the use; 0: none yet
+        self._last: dict[Key, int] = {}  # number of the last use of what was used again
+        self._again: Ranking[Key] = Ranking()  # by the number of the last use but one
+        self._uses = 0
+
+    def insert(self, key: Key, parent: Key | None, access: Access) -> None:
+        self._once[key] = 0
+
+    def touch(self, path: Sequence[Key], access: Access) -> None:
+        for key in reversed(path):
+            self._uses += 1
+            if (last := self._last.get(key)) is not None:
+                self._again.set(key, last)
+                self._last[key] = self._uses
+            elif last := self._once[key]:
+                del self._once[key]
+                self._again.set(key, last)
+                self._last[key] = self._uses
+            else:
+                self._once[key] = self._uses
+                self._once.move_to_end(key)
+
+    def remove(self, key: Key) -> None:
+        if key in self._once:
+            del self._once[key]
+        else:
+            self._again.discard(key)
+            del self._last[key]
+
+    def victims(self) -> Iterator[Key]:
+        return chain(self._once, self._again)
+
+    def state(self) -> Mapping[str, Any]:
+        return {
+            "once": [[key, use] for key, use in self._once.items()],
+            "again": [[key, rank, self._last[key]] for rank, _, key in self._again.entries()],
+            "uses": self._uses,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._once.update(state["once"])
+        for key, rank, last in state["again"]:
+            self._again.set(key, rank)
+            self._last[key] = last
+        self._uses = state["uses"]
