@@ -13,8 +13,9 @@ fixed.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log2
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,7 @@ class Hazards:
         self._kind = np.array(kinds)
         self._kin = (self._kind == np.arange(max(kinds) + 1)[:, None]).astype(float)
         size = num_classes * NUM_AGES
-        self._reused, self._entered, self._left = ([0] * size for _ in range(3))
+        self._reused, self._entered, self._left = (array("q", bytes(8 * size)) for _ in range(3))
         # By slot: when it began, of which class it is, and how many keys are left of it.
         self._begun = array("d", bytes(8 * most))
         self._class, self._count = array("q", bytes(8 * most)), array("q", bytes(8 * most))
@@ -95,9 +96,9 @@ class Hazards:
     def learn(self, time: float) -> None:
         """Take account of all that was observed: about a millisecond."""
         shape = (self._num_classes, NUM_AGES)
-        reused = np.array(self._reused).reshape(shape)
-        entered = np.array(self._entered).reshape(shape)
-        left = np.array(self._left).reshape(shape) + self._open(time)
+        counts = (self._reused, self._entered, self._left)
+        reused, entered, left = (np.frombuffer(c, np.int64).reshape(shape) for c in counts)
+        left = left + self._open(time)
         risk = np.cumsum(entered, 1)
         risk[:, 1:] -= np.cumsum(left, 1)[:, :-1]
         common = (self._kin @ reused + 0.01) / (self._kin @ risk + 1)
@@ -107,6 +108,21 @@ class Hazards:
         self._worth = [worths[kind] for kind in self._kind]
         for of, worth in zip(seen.tolist(), worths[len(common) :], strict=True):
             self._worth[of] = worth
+
+    def state(self, time: float) -> Mapping[str, Any]:
+        """What was learned; observations under way end here."""
+        left = np.frombuffer(self._left, np.int64) + self._open(time).ravel()
+        return {
+            "reused": self._reused.tolist(),
+            "entered": self._entered.tolist(),
+            "left": left.tolist(),
+            "worth": [list(worth) for worth in self._worth],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._reused = array("q", state["reused"])
+        self._entered, self._left = array("q", state["entered"]), array("q", state["left"])
+        self._worth = [list(worth) for worth in state["worth"]]
 
     def _open(self, time: float) -> npt.NDArray[np.int64]:
         """Keys under observation, by class and age."""
@@ -126,8 +142,10 @@ def _gittins(hazard: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     alive = np.concatenate([np.ones((count, 1)), np.cumprod(1 - hazard, 1)], 1)
     held = (alive[:, :-1] + alive[:, 1:]) / 2 * _WIDTHS
     until = np.concatenate([np.zeros((count, 1)), np.cumsum(held, 1)], 1)
-    gained = alive[:, :-1, None] - alive[:, None, 1:]
-    waited = until[:, None, 1:] - until[:, :-1, None]
-    later = np.triu(np.ones((NUM_AGES, NUM_AGES), bool))
-    rate = np.where(later & (waited > 0), gained / np.where(waited > 0, waited, 1.0), 0.0)
-    return np.concatenate([rate.max(2), np.zeros((count, 1))], 1)
+    worth = np.zeros((count, NUM_AGES + 1))
+    for age in range(NUM_AGES):  # one at a time: all at once is four times as slow
+        gained = alive[:, age, None] - alive[:, age + 1 :]
+        waited = until[:, age + 1 :] - until[:, age, None]
+        rate = np.divide(gained, waited, out=np.zeros_like(gained), where=waited > 0)
+        worth[:, age] = rate.max(1)
+    return worth

@@ -13,18 +13,27 @@ Nothing here is a number of one workload's.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any
 
 from policies.base import Access, EvictionPolicy, Key
 from policies.hazard import Hazards
 from policies.ranking import Ranking
+from policies.runs import (
+    MOST,
+    NUM_CLASSES,
+    OPEN,
+    OVER,
+    SUPERSEDED,
+    Node,
+    Part,
+    Run,
+    gap_of,
+    kind_of,
+)
 
-_OPEN, _SUPERSEDED, _OVER = range(3)
-_NUM_GAPS = 4
-_MOST = 3  # uses that count
-_NUM_CLASSES = (_MOST + 1) * 2 * 3 * _NUM_GAPS
 _FEW = 5  # ways to go on, of a key; of more, none supersedes another
 _OBSERVED = 8192  # parts of runs, at most
 _GHOSTS = 4  # keys remembered beyond the resident ones, as a multiple of the capacity
@@ -32,47 +41,10 @@ _LEAST_GHOSTS = 16384
 _LEARN = 32  # requests between two lessons
 
 
-class _Part:
-    """Keys of one run and one class."""
-
-    __slots__ = ("count", "of", "run", "slot", "tail", "uses")
-
-    def __init__(self, run: "_Run", uses: int, tail: bool) -> None:
-        self.run, self.uses, self.tail = run, uses, tail
-        self.count, self.slot = 0, -1
-        self.of = run.class_of(self)
-
-
-class _Run:
-    """What one request used and no later one has."""
-
-    __slots__ = ("fate", "gap", "leaf", "parts", "time")
-
-    def __init__(self, time: float, gap: int = 0, fate: int = _OPEN) -> None:
-        self.time, self.gap, self.fate = time, gap, fate
-        self.parts: list[_Part] = []
-        self.leaf: _Node | None = None
-
-    def class_of(self, part: _Part) -> int:
-        return ((part.uses * 2 + part.tail) * 3 + self.fate) * _NUM_GAPS + self.gap
-
-
-class _Node:
-    """What is known of a key."""
-
-    __slots__ = ("forks", "key", "leaf_of", "parent", "part", "resident")
-
-    def __init__(self, key: Key, part: _Part) -> None:
-        self.key, self.part = key, part
-        self.parent: Key | None = None
-        self.resident = True
-        self.forks, self.leaf_of = 0, -1
-
-
 # What `victims` may yield next: worth, last use, something to tell equals apart, and the leaves of
 # its class that come after it.
 _Entries = Iterator[tuple[float, int, Key]]
-_Offer = tuple[float, float, int, _Node, _Entries | None]
+_Offer = tuple[float, float, int, Node, _Entries | None]
 
 
 class Learned(EvictionPolicy):
@@ -80,12 +52,13 @@ class Learned(EvictionPolicy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._nodes: dict[Key, _Node] = {}  # ghosts too
+        self._nodes: dict[Key, Node] = {}  # ghosts too
         self._ghosts: OrderedDict[Key, None] = OrderedDict()
         self._kids: dict[Key, int] = {}  # resident ones, of keys that may not be
-        self._leaves: list[Ranking[Key]] = [Ranking() for _ in range(_NUM_CLASSES)]
-        self._hazards = Hazards([of // _NUM_GAPS % 3 for of in range(_NUM_CLASSES)], _OBSERVED)
-        self._arrived = _Part(_Run(0.0), 0, False)
+        self._leaves: list[Ranking[Key]] = [Ranking() for _ in range(NUM_CLASSES)]
+        self._hazards = Hazards([kind_of(of) for of in range(NUM_CLASSES)], _OBSERVED)
+        self._arrived = Part(Run(0.0), 0, False)
+        self._sprouting: Node | None = None
         self._now, self._requests = 0.0, 0
 
     def tick(self, time: float) -> None:
@@ -94,11 +67,11 @@ class Learned(EvictionPolicy):
     def insert(self, key: Key, parent: Key | None, access: Access) -> None:
         if self._arrived.run.time != access.time:
             self._now = max(self._now, access.time)
-            self._arrived = _Part(_Run(self._now), 0, False)
+            self._arrived = Part(Run(self._now), 0, False)
         before = self._nodes.get(parent)
         node = self._nodes.get(key)
         if node is None:
-            self._nodes[key] = node = _Node(key, self._arrived)
+            self._nodes[key] = node = Node(key, self._arrived)
             self._arrive(self._arrived)
             if before is not None:
                 before.forks += 1
@@ -120,18 +93,17 @@ class Learned(EvictionPolicy):
         known = len(nodes)
         while known and not nodes[known - 1].part.uses:
             known -= 1
-        run, turned = _Run(now), None
+        run, turned = Run(now), None
         if known:
             last = nodes[known - 1]
-            rested = now - last.part.run.time
-            run.gap = 1 if rested < 15 else 2 if rested < 90 else 3
+            run.gap = gap_of(now - last.part.run.time)
             if known < len(nodes) and last.forks <= _FEW:
                 turned = last.part.run
         if access.hints.closed or access.hints.dont_need:
-            run.fate = _OVER
+            run.fate = OVER
         self._use(nodes, run)
         self._sprout(nodes[-1])
-        if turned is not None and turned.fate == _OPEN:
+        if turned is not None and turned.fate == OPEN:
             self._supersede(turned)
         self._requests += 1
         if self._requests % _LEARN == 0:
@@ -148,9 +120,10 @@ class Learned(EvictionPolicy):
             self._forget(self._ghosts.popitem(last=False)[0])
 
     def victims(self) -> Iterator[Key]:
+        self._settle()
         front: list[_Offer] = []
         gone: dict[Key, int] = {}
-        tickets = count(_NUM_CLASSES)
+        tickets = count(NUM_CLASSES)
         for at, leaves in enumerate(self._leaves):
             if len(leaves):
                 self._offer(front, leaves.entries(), at)
@@ -158,7 +131,7 @@ class Learned(EvictionPolicy):
             _, _, at, node, more = heappop(front)
             if more is not None:  # then `at` is a class
                 self._offer(front, more, at)
-            below: _Node | None = node
+            below: Node | None = node
             while below is not None:
                 yield below.key
                 below = self._bared(below, gone)
@@ -167,6 +140,50 @@ class Learned(EvictionPolicy):
                     worth = self._hazards.worth(below.part.of, self._now - run.time)
                     heappush(front, (worth, run.time, next(tickets), below, None))
                     below = None
+
+    def state(self) -> Mapping[str, Any]:
+        """What is resident and what was learned; not what is remembered of keys that are gone."""
+        self._settle()
+        runs: dict[Run, int] = {}
+        keys = []
+        for key, node in self._nodes.items():
+            if node.resident:
+                part, number = node.part, runs.setdefault(node.part.run, len(runs))
+                keys.append([key, node.parent, node.forks, number, part.uses, part.tail])
+        return {
+            "runs": [[run.time, run.gap, run.fate] for run in runs],
+            "keys": keys,
+            "leaves": [list(leaves) for leaves in self._leaves],
+            "now": self._now,
+            "hazards": self._hazards.state(self._now),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        runs = [Run(*facts) for facts in state["runs"]]
+        parts: dict[tuple[int, int, bool], Part] = {}
+        for key, parent, forks, number, uses, tail in state["keys"]:
+            part = parts.get((number, uses, tail))
+            if part is None:
+                part = parts[number, uses, tail] = Part(runs[number], uses, tail)
+                part.run.parts.append(part)
+            part.count += 1
+            self._nodes[key] = node = Node(key, part)
+            node.parent, node.forks = parent, forks
+            if parent is not None:
+                self._kids[parent] = self._kids.get(parent, 0) + 1
+        for of, leaves in enumerate(state["leaves"]):
+            for key in leaves:
+                node = self._nodes[key]
+                self._leaves[of].set(key, node.part.run.time)
+                node.leaf_of, node.part.run.leaf = of, node
+        self._now = state["now"]
+        self._hazards.restore(state["hazards"])
+
+    def _settle(self) -> None:
+        """Enter the leaf that is left to be."""
+        if self._sprouting is not None:
+            self._enter(self._sprouting)
+            self._sprouting = None
 
     def _offer(
         self, front: list[_Offer], entries: Iterator[tuple[float, int, Key]], at: int
@@ -177,7 +194,7 @@ class Learned(EvictionPolicy):
             worth = self._hazards.worth(at, self._now - last)
             heappush(front, (worth, last, at, self._nodes[key], entries))
 
-    def _bared(self, node: _Node, gone: dict[Key, int]) -> _Node | None:
+    def _bared(self, node: Node, gone: dict[Key, int]) -> Node | None:
         """The parent, if with `node` the last of its children has gone."""
         if (parent := node.parent) is None:
             return None
@@ -187,31 +204,31 @@ class Learned(EvictionPolicy):
             return None
         return before
 
-    def _use(self, nodes: Sequence[_Node], run: _Run) -> None:
+    def _use(self, nodes: Sequence[Node], run: Run) -> None:
         """Put nodes into a new run, in parts by how often they were used."""
         old, taken, new = nodes[0].part, 0, None
-        parts: dict[int, _Part] = {}
+        parts: dict[int, Part] = {}
         for node in nodes:
             if (part := node.part) is not old or new is None:
                 if taken:
                     self._shrink(old, taken, used=True)
-                old, taken, uses = part, 0, min(part.uses + 1, _MOST)
+                old, taken, uses = part, 0, min(part.uses + 1, MOST)
                 new = parts.get(uses)
                 if new is None:
-                    new = parts[uses] = _Part(run, uses, False)
+                    new = parts[uses] = Part(run, uses, False)
             node.part = new
             new.count += 1
             taken += 1
         self._shrink(old, taken, used=True)
         assert new is not None
         new.count -= 1
-        nodes[-1].part = tail = _Part(run, new.uses, True)
+        nodes[-1].part = tail = Part(run, new.uses, True)
         tail.count = 1
         run.parts = [part for part in (*parts.values(), tail) if part.count]
         for part in run.parts:
             part.slot = self._hazards.begin(part.of, part.count, run.time)
 
-    def _arrive(self, part: _Part) -> None:
+    def _arrive(self, part: Part) -> None:
         """One more key that nobody has used yet."""
         part.count += 1
         if part.slot >= 0:
@@ -220,7 +237,7 @@ class Learned(EvictionPolicy):
             part.run.parts.append(part)
             part.slot = self._hazards.begin(part.of, 1, part.run.time)
 
-    def _shrink(self, part: _Part, count: int, *, used: bool) -> None:
+    def _shrink(self, part: Part, count: int, *, used: bool) -> None:
         part.count -= count
         if part.slot >= 0:
             self._hazards.end(part.slot, count, self._now, used=used)
@@ -230,9 +247,9 @@ class Learned(EvictionPolicy):
             if not run.parts:
                 run.leaf = None
 
-    def _supersede(self, run: _Run) -> None:
+    def _supersede(self, run: Run) -> None:
         """A request turned off before what is left of a run."""
-        run.fate = _SUPERSEDED
+        run.fate = SUPERSEDED
         for part in run.parts:
             part.of = run.class_of(part)
             if part.slot >= 0:
@@ -241,23 +258,31 @@ class Learned(EvictionPolicy):
         if leaf is not None and leaf.part.run is run and leaf.leaf_of >= 0:
             self._sprout(leaf)
 
-    def _sprout(self, node: _Node) -> None:
-        """A key may have become a leaf, or be of another class now."""
+    def _sprout(self, node: Node) -> None:
+        """A key may have become a leaf, or be of another class now. It is entered when the next one
+        has: in most paths it is no leaf for long."""
         if node.key in self._kids:
             return
+        before, self._sprouting = self._sprouting, node
+        if before is not None and before is not node:
+            self._enter(before)
+
+    def _enter(self, node: Node) -> None:
         part = node.part
-        if node.leaf_of != part.of:
-            self._wither(node)
+        if node.leaf_of not in (-1, part.of):
+            self._leaves[node.leaf_of].discard(node.key)
         node.leaf_of, part.run.leaf = part.of, node
         self._leaves[part.of].set(node.key, part.run.time)
 
-    def _wither(self, node: _Node) -> None:
+    def _wither(self, node: Node) -> None:
         """A key is no leaf any more."""
+        if node is self._sprouting:
+            self._sprouting = None
         if node.leaf_of >= 0:
             self._leaves[node.leaf_of].discard(node.key)
             node.leaf_of = -1
 
-    def _leave(self, node: _Node) -> None:
+    def _leave(self, node: Node) -> None:
         node.resident = False
         self._wither(node)
         if (parent := node.parent) is None:

@@ -1,10 +1,16 @@
 """What moves along the tiers: up for a hit, down to make room, and to the coldest at the end."""
 
+from collections.abc import Iterator
+
 import pytest
 
+from policies.base import Access, Key
+from policies.lru import LRU
 from tests.rig import DEVICE, HOST, NOW, SSD, Rig, chain
 from tierd.block import State
+from tierd.daemon.cache import Step, TieredCache
 from tierd.daemon.copy import Outcome
+from tierd.daemon.pool import BlockPool
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -32,6 +38,36 @@ def test_a_block_from_the_ssd_lands_in_host_memory_and_stays_there() -> None:
     assert lease.ready
     assert rig.found(SSD) == rig.found(HOST) == rig.found(DEVICE) == {"a"}
     assert all(block.ref_cnt == 0 for level in (HOST, SSD) for block in rig.pool(level))
+
+
+class Clock(LRU):
+    """Remembers when it was asked for victims."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.time, self.asked = -1.0, list[float]()
+
+    def tick(self, time: float) -> None:
+        self.time = time
+
+    def victims(self) -> Iterator[Key]:
+        self.asked.append(self.time)
+        return super().victims()
+
+
+def test_a_policy_knows_how_late_it_is_when_it_is_asked_for_victims() -> None:
+    rig = Rig(2, 2)
+    clocks = [Clock(), Clock()]
+    for tier, clock in zip(rig.tiers, clocks, strict=True):
+        tier.pools = [BlockPool(clock)]
+        tier.pools[0].grow(range(2))
+    cache = TieredCache(rig.layout, rig.tiers, rig.transfer)
+    for time, prompt in enumerate(("ab", "cd", "ef")):
+        lease = cache.acquire(chain(prompt), 5, 4, Access(float(time)))
+        cache.advance([Step(lease, 4)], Access(float(time)))
+        cache.release(lease, Access(float(time)))
+        rig.transfer.run()
+    assert clocks[0].asked[-1] == clocks[1].asked[-1] == 2.0
 
 
 @pytest.mark.parametrize(("clean", "routes"), [(True, 2), (False, 1)])

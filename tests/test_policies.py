@@ -145,6 +145,12 @@ class TestLRU2(PolicyTests):
     def test_the_last_use_but_one_counts(self) -> None:
         assert order(LRU2(4), "a", "b", "b", "a", "c", "d", "a") == "cdba"
 
+    def test_a_key_that_comes_back_has_been_used_before(self) -> None:
+        policy = LRU2(2)
+        order(policy, "a", "b")
+        policy.evict("a")
+        assert order(policy, "a", "c") == "bca"
+
 
 class TestWTinyLFU(PolicyTests):
     def make(self, capacity: int) -> WTinyLFU:
@@ -230,6 +236,19 @@ class TestLearned(PolicyTests):
         request(policy, ["shut", "y"], time := time + 1.0, room=40, hints=Hints(closed=True))
         victims = list(policy.victims())
         assert victims.index("y") < victims.index("x")
+
+    def test_what_it_learned_outlives_a_restart(self) -> None:
+        policy, time = Learned(40), 0.0
+        for turn in range(300):
+            for path in (["a", "b"], [f"once {turn}"]):
+                request(policy, path, time := time + 1.0, room=40)
+        heir = Learned(40)
+        heir.restore(policy.state())
+        for extra in range(60):
+            for one in (policy, heir):
+                request(one, [f"more {extra}"], time + 1.0, room=40)
+        assert list(heir.victims()) == list(policy.victims())
+        assert {"a", "b"} <= set(heir.victims())
 
 
 class TestBelady(PolicyTests):

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -233,6 +234,23 @@ def test_the_command_prints_a_table_and_writes_csv(
     assert len(lines) == 4
     rates = [float(line.split(",")[3]) for line in lines]
     assert all(first <= second + 0.2 for first, second in pairwise(rates))
+
+
+def test_a_picture_needs_matplotlib_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = write(tmp_path / "mine.jsonl", conversations(20)), tmp_path / "out.png"
+    status = main(
+        ["replay", str(path), "--policy", "lru,fifo", "--sizes", "5,9", "--plot", str(out)]
+    )
+    printed = capsys.readouterr()
+    assert printed.out.count("mine") == 4
+    if find_spec("matplotlib"):
+        assert status == 0
+        assert out.read_bytes().startswith(b"\x89PNG")
+    else:
+        assert status == 2
+        assert "needs matplotlib" in printed.err
 
 
 def test_without_sizes_the_configuration_says_what_is_replayed(
