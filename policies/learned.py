@@ -9,7 +9,7 @@ later request turned off before them they are *superseded*, all at once. A key's
 
 and what a key of a class is worth so long after its use is learned by `policies.hazard`, from a
 sample of keys, those that are gone too, for a while. Of hints it takes `closed` and `dont_need`.
-Nothing here is a number of one workload's.
+The few numbers here were chosen on traces of several workloads; nothing decays what was learned.
 """
 
 from collections import OrderedDict

@@ -94,7 +94,7 @@ async def test_copies_of_one_route_go_in_batches() -> None:
 
 @pytest.mark.parametrize(
     ("level", "block_nbytes", "blocks"),
-    [(SSD, 1 << 20, 64), (SSD, 1 << 30, 1), (DEVICE, 1 << 20, 8), (DEVICE, 64 << 10, 128)],
+    [(SSD, 1 << 20, 64), (SSD, 1 << 30, 1), (DEVICE, 1 << 20, 16), (DEVICE, 64 << 10, 256)],
 )
 def test_a_batch_of_large_blocks_has_fewer(level: int, block_nbytes: int, blocks: int) -> None:
     kind = FakeMemory if level == DEVICE else FakeStore

@@ -19,7 +19,7 @@ log = logging.getLogger("tierd.route")
 # Blocks and bytes in a batch, by how many of its ends are memory. Staged rows go one by one; with
 # an SSD a batch is several hops to threads; between memories it is one, a millisecond.
 BATCH = 256
-_MOST = ((16, 16 << 20), (BATCH, 64 << 20), (BATCH, 8 << 20))
+_MOST = ((16, 16 << 20), (BATCH, 64 << 20), (BATCH, 16 << 20))
 MEDIUM_IS_FULL = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO,
 }  # fmt: skip
