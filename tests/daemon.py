@@ -59,8 +59,8 @@ class Daemon:
         assert self._process is not None, "the daemon is not started"
         return self._process.pid
 
-    def client(self, tenant: str = "") -> tierd.Client:
-        return tierd.connect(self.socket, tenant=tenant)
+    def client(self, tenant: str = "", tier: str = "device") -> tierd.Client:
+        return tierd.connect(self.socket, tenant=tenant, tier=tier)
 
     def status(self) -> Status:
         with self.client() as client:

@@ -31,9 +31,12 @@ class EngineError(Exception):
 class Engine:
     """The test's end: a subprocess that has connected and attached a layout."""
 
-    def __init__(self, path: Path, layout: KVLayout = LAYOUT, tenant: str = "") -> None:
+    def __init__(
+        self, path: Path, layout: KVLayout = LAYOUT, tenant: str = "", tier: str = "device"
+    ) -> None:
+        given = [str(path), json.dumps(layout.to_json()), tenant, tier]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.engine", str(path), json.dumps(layout.to_json()), tenant],
+            [sys.executable, "-m", "tests.engine", *given],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -171,8 +174,8 @@ class Process:
         return {"lease": lease.number, "hit": lease.hit, "tables": tables}
 
 
-def main(path: str, layout: str, tenant: str) -> None:
-    client = tierd.connect(path, tenant=tenant)
+def main(path: str, layout: str, tenant: str, tier: str) -> None:
+    client = tierd.connect(path, tenant=tenant, tier=tier)
     process = Process(client, client.attach(KVLayout.from_json(json.loads(layout))))
     print("{}", flush=True)
     for line in sys.stdin:

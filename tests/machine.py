@@ -106,7 +106,7 @@ class Engines(RuleBasedStateMachine):
         self.ground = beside.ground if beside else Ground()
         self.owns_loop, self.alone, self.time = beside is None, True, 0.0
         self.engines: list[Engine] = []
-        self.quarantined: list[tuple[int, Block, bool]] = []
+        self.quarantined: list[tuple[int, int, Block, bool]] = []  # `(level, group, block, known)`
         self.vacancies: list[tuple[int, int, list[int]]] = []  # `(level, group, ids)`
         self.families = 0
         self.seen: Counter[str] = Counter()
@@ -164,11 +164,11 @@ class Engines(RuleBasedStateMachine):
                     if block.state is State.FREE and self.transfer.when_idle([place], _nothing):
                         self.stores[level][group].blocks[block.block_id] = POISON
 
-    def token(self, group: int, block: Block, position: int) -> np.ndarray:
+    def token(self, level: int, group: int, block: Block, position: int) -> np.ndarray:
         """Where the K and V of a token lie."""
         nbytes = NBYTES // SIZES[group]
         start = position % SIZES[group] * nbytes
-        return self.stores[0][group].blocks[block.block_id][start : start + nbytes]
+        return self.stores[level][group].blocks[block.block_id][start : start + nbytes]
 
     def answer(self, engine: Engine) -> None:
         """What the session does: the engine hears only when what it may write is idle."""
@@ -177,7 +177,7 @@ class Engines(RuleBasedStateMachine):
         def look() -> None:
             lease = engine.lease
             places = [
-                Place(0, group, block.block_id)
+                Place(lease.level, group, block.block_id)
                 for group, table in enumerate(lease.tables)
                 for block in table
                 if block is not None and block.key is None and block not in lease.loading[group]
@@ -219,12 +219,13 @@ class Engines(RuleBasedStateMachine):
 
     # -- what engines do: every number is drawn by hypothesis, or by a seeded generator --
 
-    @rule(trunk=NUMBERS, length=NUMBERS, ahead=NUMBERS)
-    def acquire(self, trunk: int, length: int, ahead: int) -> None:
+    @rule(trunk=NUMBERS, length=NUMBERS, ahead=NUMBERS, level=NUMBERS)
+    def acquire(self, trunk: int, length: int, ahead: int, level: int) -> None:
         if len(self.engines) < MOST_ENGINES:
-            self.request(TRUNKS[trunk % len(TRUNKS)][: 1 + length % 28], ahead % 5)
+            tokens = TRUNKS[trunk % len(TRUNKS)][: 1 + length % 28]
+            self.request(tokens, ahead % 5, _home(level))
 
-    def request(self, tokens: list[int], ahead: int) -> Engine | None:
+    def request(self, tokens: list[int], ahead: int, level: int) -> Engine | None:
         chain = PrefixChain(self.layout.root("tenant"), LAYOUT.hash_step)
         chain.append(tokens)
         engine: list[Engine] = []
@@ -236,10 +237,12 @@ class Engines(RuleBasedStateMachine):
                 room,
                 self.now(),
                 lambda lease: self.notified(engine, lease),
+                level=level,
             )
         )
         if lease is None:
             return None
+        self.seen[f"at level {level}"] += lease.hit > 0
         assert lease.hit < len(tokens), "one token is always computed"
         self.seen["part"] += lease.hit % 4 != 0
         self.families += 1
@@ -251,9 +254,9 @@ class Engines(RuleBasedStateMachine):
         self.on_loop(lambda: self.answer(engine[0]))
         return engine[0]
 
-    @rule(trunk=NUMBERS, length=NUMBERS)
-    def serve_a_whole_request(self, trunk: int, length: int) -> None:
-        engine = self.request(TRUNKS[trunk % len(TRUNKS)][: 1 + length % 28], 0)
+    @rule(trunk=NUMBERS, length=NUMBERS, level=NUMBERS)
+    def serve_a_whole_request(self, trunk: int, length: int, level: int) -> None:
+        engine = self.request(TRUNKS[trunk % len(TRUNKS)][: 1 + length % 28], 0, _home(level))
         if engine is None:
             return
         self.everything_ends()
@@ -301,12 +304,14 @@ class Engines(RuleBasedStateMachine):
                 assert block is not None
                 assert block.state is State.PRIVATE
                 assert lease.may_write(block) or block not in lease.borrowed
-                self.token(group, block, position)[:] = content(engine.hashes[position], group)
+                to = self.token(lease.level, group, block, position)
+                to[:] = content(engine.hashes[position], group)
             engine.written = position + 1
 
     @rule(count=NUMBERS, tokens=NUMBERS)
     def decode_a_batch(self, count: int, tokens: int) -> None:
-        batch = [e for e in self.engines if not e.away][: 1 + count % 4]
+        level = _home(count)
+        batch = [e for e in self.engines if not e.away and e.lease.level == level][: 1 + count % 4]
         new = [tokens >> bit & 1 for bit in range(tokens % 4)]
         parked = [Step(e.lease, 0) for e in batch if e.lease.parked]
         if parked:  # whoever asks for more has heard what it lost; a refusal says so, too
@@ -408,16 +413,16 @@ class Engines(RuleBasedStateMachine):
             waits = set().union(*dead.lease.loading)  # it does not write what is not ready
             frozen = self.on_loop(lambda dead=dead: self.cache.abandon(dead.lease, self.now()))
             self.quarantined += [
-                (group, block, not dead.unanswered and block not in waits)
+                (dead.lease.level, group, block, not dead.unanswered and block not in waits)
                 for group, block in frozen
             ]
 
     @rule()
     def processes_are_gone(self) -> None:
-        for group, block, known in self.quarantined:
+        for level, group, block, known in self.quarantined:
             if known:  # it was told of the place, and wrote to the last
-                self.stores[0][group].blocks[block.block_id] = 0xCC
-            self.cache.thaw(group, block)
+                self.stores[level][group].blocks[block.block_id] = 0xCC
+            self.cache.thaw(level, group, block)
         self.quarantined.clear()
 
     # -- what the world does ---------------------------------------------------------------------
@@ -543,7 +548,7 @@ class Engines(RuleBasedStateMachine):
                 for position in range(seen * size, engine.written):
                     block = table[position // size]
                     if block not in lease.loading[group]:
-                        held = self.token(group, block, position)
+                        held = self.token(lease.level, group, block, position)
                         assert (held == content(engine.hashes[position], group)).all()
 
     def check(self) -> None:
@@ -573,6 +578,11 @@ class Engines(RuleBasedStateMachine):
             self.vacancies.clear()
         if self.owns_loop:
             self.loop.close()
+
+
+def _home(number: int) -> int:
+    """The level of an engine: one in four only offloads."""
+    return int(number % 4 == 3)
 
 
 def _nothing() -> None:

@@ -192,7 +192,7 @@ def test_abandoning_quarantines_only_what_the_engine_could_write() -> None:
     assert [(block.state, block.ref_cnt) for block in shared] == [(State.COMMITTED, 0)] * 2
     assert loading.state is State.FREE  # its load was cancelled
     for group, block in frozen:
-        rig.cache.thaw(group, block)
+        rig.cache.thaw(0, group, block)
     assert rig.pool(DEVICE).num_free == 6
 
 

@@ -109,7 +109,7 @@ def test_what_a_hit_has_below_the_top_tier_is_known_by_level() -> None:
     rig.place(HOST, "abc", first=1)
     rig.place(SSD, "abcd")
     nbytes = rig.layout.block_nbytes(0)
-    below = rig.cache.match.below(chain("abcd"), [8, 6, 4, 2, 0])
+    below = rig.cache.match.elsewhere(chain("abcd"), [8, 6, 4, 2, 0])
     assert (below / nbytes).tolist() == [[0, 0, 0, 0, 0], [2, 2, 1, 0, 0], [1, 0, 0, 0, 0]]
 
 
@@ -117,7 +117,7 @@ def test_of_a_window_group_only_the_blocks_of_each_hits_own_window_count() -> No
     rig = Rig((8, 8), (8, 8), layout=WINDOWED)
     rig.place(DEVICE, "abcdefgh", group=0)
     rig.place(HOST, "abcdefgh", group=1, first=1)
-    below = rig.cache.match.below(chain("abcdefgh"), [16, 12, 8, 0])
+    below = rig.cache.match.elsewhere(chain("abcdefgh"), [16, 12, 8, 0])
     assert (below / rig.layout.block_nbytes(1)).tolist() == [[0, 0, 0, 0], [2, 2, 2, 0]]
 
 
@@ -156,4 +156,4 @@ def test_a_hit_is_on_top_if_all_it_needs_is() -> None:
     rig.place(HOST, "abcdef", group=1)
     rig.place(DEVICE, "abcd", group=1, first=2)
     match = rig.cache.match
-    assert [hit for hit in (12, 8, 4, 0) if match.on_top(chain("abcdef"), hit)] == [8, 0]
+    assert [hit for hit in (12, 8, 4, 0) if match.in_place(chain("abcdef"), hit)] == [8, 0]

@@ -36,7 +36,7 @@ MIX = {  # how often a seeded run does what
 RARE = (
     *("promoted", "demoted", "dropped", "failed", "lost", "out_of_blocks", "copied_on_write"),
     *("forks", "part", "published", "refused", "suspended", "resumed whole"),
-    *("moved", "vacated", "stayed", "no room to move"),
+    *("moved", "vacated", "stayed", "no room to move", "at level 1"),
 )
 
 

@@ -7,8 +7,8 @@
             lease.commit(len(tokens))         # others may share them now
 
 It is synchronous and may be used from several threads, one call at a time. A client always knows
-what it may write in place, so a decode step needs no message until a block fills. It knows no
-tiers: where a block came from is the daemon's business.
+what it may write in place, so a decode step needs no message until a block fills. It maps the
+memory of one tier; where else a block is, or came from, is the daemon's business.
 """
 
 import os
@@ -31,18 +31,24 @@ from tierd.shm import CudaMemory, SharedMemory
 _PIPELINED = 64  # requests on their way at once: their answers fit the socket, whoever waits
 
 
-def connect(path: str | os.PathLike[str] | None = None, *, tenant: str = "") -> "Client":
+def connect(
+    path: str | os.PathLike[str] | None = None, *, tenant: str = "", tier: str = "device"
+) -> "Client":
     """Connect to the daemon at `path` (default: where `tierd serve` listens by default).
 
-    Raises DaemonLost if there is none, Refused if it does not serve this user or tenant.
+    `tier`: whose memory is mapped, and holds what is leased. An engine that computes elsewhere,
+    and only offloads, takes "host". Raises DaemonLost if there is no daemon, Refused if it does
+    not serve this user or tenant, or has no such tier.
     """
-    return Client(os.fspath(path or protocol.default_socket()), tenant)
+    return Client(os.fspath(path or protocol.default_socket()), tenant, tier)
 
 
 class Client:
     """One connection. `boot` names the daemon's life: another id means another daemon."""
 
-    def __init__(self, path: str, tenant: str = "", timeout: float = 60.0) -> None:
+    def __init__(
+        self, path: str, tenant: str = "", tier: str = "device", timeout: float = 60.0
+    ) -> None:
         self._path, self.lock, self._inbox = path, threading.RLock(), Inbox()
         self._pid, self._lost = os.getpid(), ""
         self._first = self._request = 0  # of those that are waited for: the first and the last
@@ -53,7 +59,7 @@ class Client:
         _limit_waits(self._socket, timeout)
         try:
             self._socket.connect(path)
-            welcome = self._hello(tenant)
+            welcome = self._hello(tenant, tier)
         except OSError as error:
             self._socket.close()
             if isinstance(error, DaemonLost | PermissionError) and error.errno is None:
@@ -65,9 +71,9 @@ class Client:
         self.boot: str = welcome["boot"]
         self.tenant: str = welcome["tenant"]
 
-    def _hello(self, tenant: str) -> dict[str, Any]:
-        """Say HELLO; the answer brings the device tier's file descriptor."""
-        body = protocol.dump({"protocol": protocol.VERSION, "tenant": tenant})
+    def _hello(self, tenant: str, tier: str) -> dict[str, Any]:
+        """Say HELLO; the answer brings the file descriptor of the tier's memory."""
+        body = protocol.dump({"protocol": protocol.VERSION, "tenant": tenant, "tier": tier})
         self._socket.sendall(encode(Op.HELLO, REQUEST, 0, body))
         data, fds, _, _ = socket.recv_fds(self._socket, 65536, 1)
         while not (frames := protocol.split(data)[0]):
@@ -77,12 +83,12 @@ class Client:
         if frames[0].kind == ERROR:
             raise protocol.parse_error(frames[0].body)
         welcome = protocol.parse(frames[0].body)
-        device = welcome["device"]
-        if device["kind"] == "cpu":
-            self._memory = SharedMemory(fds[0], device["nbytes"])
+        lent = welcome["memory"]
+        if lent["kind"] == "cpu":
+            self._memory = SharedMemory(fds[0], lent["nbytes"])
         else:
-            handle = bytes.fromhex(device["handle"])
-            self._memory = CudaMemory.attach(handle, device["nbytes"], device["uuid"])
+            handle = bytes.fromhex(lent["handle"])
+            self._memory = CudaMemory.attach(handle, lent["nbytes"], lent["uuid"])
             self._fence = CudaFence.create(self._memory.device)
         return welcome
 

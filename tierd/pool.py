@@ -1,4 +1,4 @@
-"""The device tier as one engine sees it: mapped blocks, and the leases this engine has of them.
+"""A tier as one engine sees it: mapped blocks, and the leases this engine has of them.
 
 A request is one message for a whole batch. It knows what a block holds only by its name.
 """
@@ -27,7 +27,7 @@ _FASTEST = 1e18  # tokens a second, beyond any engine
 
 
 class Pool:
-    """The device tier as this engine sees it: `layout`, and its blocks as torch tensors."""
+    """The tier that this engine has mapped: `layout`, and its blocks as torch tensors."""
 
     def __init__(
         self, client: "Client", layout: KVLayout, memory: SharedMemory | CudaMemory

@@ -43,7 +43,7 @@ Tables = list[list[int]]  # block ids by group, -1 where a window has slid past
 class Op(IntEnum):
     """What a frame asks for, or answers."""
 
-    HELLO = 1  # JSON {protocol, tenant} -> JSON {boot, ...} and file descriptors
+    HELLO = 1  # JSON {protocol, tenant, tier} -> JSON {boot, memory, ...} and file descriptors
     ATTACH = 2  # JSON {name, layout} -> JSON {layout}
     ACQUIRE = 3
     ADVANCE = 4

@@ -59,7 +59,7 @@ class TieredCache:
         self.loads = Loads(self.chain, transfer)
         self.compaction = Compaction(self.chain, self.loads)
         self._suspension = Suspension(self.chain, self.loads)
-        self._pools = tiers[0].pools
+        self._pools = [tier.pools for tier in tiers]  # by level
         self._sizes = [group.block_size for group in layout.groups]
 
     # -- a request -----------------------------------------------------------------------------
@@ -72,42 +72,44 @@ class TieredCache:
         access: Access,
         notify: Notify | None = None,
         most: int | None = None,
+        level: int = 0,
     ) -> Lease:
-        """Lease places for `room` tokens, the longest hit of a prompt of `num_tokens` in place or
-        on its way; at most `most` tokens of it.
+        """Lease places at `level` for `room` tokens, the longest hit of a prompt of `num_tokens` in
+        place or on its way; at most `most` tokens of it.
 
-        Raises OutOfBlocks, nothing changed, if the top tier cannot hold it; LeaseError if a hash
-        is named twice.
+        Raises OutOfBlocks, nothing changed, if that tier cannot hold it; LeaseError if a hash is
+        named twice.
         """
         check_names(hashes)
         self.loads.access = access
         hit = self.match.hit(hashes, num_tokens if most is None else min(num_tokens, most + 1))
         groups = range(len(self._sizes))
-        found = [self.match.find(group, hashes, hit) for group in groups]
-        parts = [self.match.find_part(group, hashes, hit) for group in groups]
+        found = [self.match.find(group, hashes, hit, level=level) for group in groups]
+        parts = [self.match.find_part(group, hashes, hit, level) for group in groups]
         self._pin(found, parts)
         need = [
-            sum(level > 0 for _, level, _ in blocks) + _blocks(room, size) - hit // size
+            sum(at != level for _, at, _ in blocks) + _blocks(room, size) - hit // size
             for blocks, size in zip(found, self._sizes, strict=True)
         ]
         try:
-            rooms = self.chain.reserve(0, need, access)
+            rooms = self.chain.reserve(level, need, access)
         except OutOfBlocks:
             self._unpin(found, parts)
             self.chain.counts.out_of_blocks += 1
             raise
-        lease = Lease(list(hashes), [], [], hit, committed=hit, room=room, notify=notify)
+        lease = Lease(list(hashes), [], [], level, hit, hit, room, notify=notify)
         for group, (blocks, places) in enumerate(zip(found, rooms, strict=True)):
             self._fill(lease, group, blocks, places, access)
             if (part := parts[group]) is not None:
                 self._take_part(lease, group, *part)
-        self._touch(lease, range(1, len(self.chain.tiers)), lease.hit, access)
+        others = [at for at in range(len(self.chain.tiers)) if at != level]
+        self._touch(lease, others, lease.hit, access)
         self.chain.counts.asked(num_tokens, hit, _levels(found, parts))
         self.loads.emit()
         return lease
 
     def advance(self, steps: Sequence[Step], access: Access) -> list[list[Added]]:
-        """Go on with every lease of a batch, by its `Step`.
+        """Go on with every lease of a batch, all of one level, by its `Step`.
 
         A block that others hold too is replaced by a copy before the lease may write it. Returns
         what was added, by step and group. All or nothing: raises LeaseError or OutOfBlocks and
@@ -118,6 +120,8 @@ class TieredCache:
             self._check_commit(step)
         if len({id(step.lease) for step in steps}) != len(steps):
             raise LeaseError("a lease is named twice in one message")
+        level = steps[0].lease.level if steps else 0
+        assert all(step.lease.level == level for step in steps), "a batch is of one engine"
         for step in steps:  # whoever asks for more has heard what it lost
             self._unpark(step.lease)
         starts = [
@@ -132,7 +136,7 @@ class TieredCache:
             for g, size in enumerate(self._sizes)
         ]
         try:
-            rooms = self.chain.reserve(0, need, access)
+            rooms = self.chain.reserve(level, need, access)
         except OutOfBlocks:
             self.chain.counts.out_of_blocks += 1
             raise
@@ -157,9 +161,9 @@ class TieredCache:
         """As `release`, but what the engine could write is quarantined: `(group, block)` each."""
         return self._let_go(lease, access, quarantine=True)
 
-    def thaw(self, group: int, block: Block) -> None:
+    def thaw(self, level: int, group: int, block: Block) -> None:
         """The engine that could write a quarantined block is really gone."""
-        self._pools[group].thaw(block)
+        self._pools[level][group].thaw(block)
 
     # -- sequences that branch, go back, and rest ------------------------------------------------
 
@@ -185,7 +189,7 @@ class TieredCache:
             table[: _blocks(num_tokens, size)]
             for table, size in zip(source.tables, self._sizes, strict=True)
         ]
-        for pool, table in zip(self._pools, tables, strict=True):
+        for pool, table in zip(self._pools[source.level], tables, strict=True):
             pool.pin_all(table, times)
         private = State.PRIVATE
         return tables, [b for table in tables for b in table if b and b.state is private]
@@ -202,6 +206,7 @@ class TieredCache:
             source.hashes[: num_tokens // self.layout.hash_step],
             [list(table) for table in tables],
             [set() for _ in tables],
+            source.level,
             min(source.hit, num_tokens),
             min(source.committed, num_tokens),
             num_tokens,
@@ -238,8 +243,8 @@ class TieredCache:
         return lease.room
 
     def suspend(self, lease: Lease, num_tokens: int, access: Access) -> None:
-        """Give the lease's places in the top tier up; its first `num_tokens`, the private tail too,
-        are kept in the tiers below until `resume`, with the lease's own reference (I3).
+        """Give the lease's places up; its first `num_tokens`, the private tail too, are kept in the
+        tiers below until `resume`, with the lease's own reference (I3).
 
         Raises LeaseError, or OutOfBlocks if they have no room, and nothing has changed.
         """
@@ -329,12 +334,13 @@ class TieredCache:
         """Build the lease's table of a group from pinned `found` blocks and reserved `room`."""
         table: list[Block | None] = [None] * (lease.hit // self._sizes[group])
         lease.loading.append(set())
-        landing = self.chain.landing_places(group, [(lv, b) for _, lv, b in found if lv > 1])
+        far = [(lv, b) for _, lv, b in found if lv > 1] if lease.level == 0 else []
+        landing = self.chain.landing_places(group, far)
         for index, level, source in found:
             block = source
-            if level > 0:
+            if level != lease.level:
                 block = room.pop()
-                self.chain.load(group, level, source, block, landing, access)
+                self.chain.load(group, level, source, block, landing, access, lease.level)
             if block.state is State.LOADING:
                 self.loads.wait(lease, group, block)
             table[index] = block
@@ -346,11 +352,11 @@ class TieredCache:
         assert target is not None, "the hit's last block is the lease's own"
         assert source.key is not None, "only a named block is found"
         lease.tails[group] = source.key
-        copy = self.chain.copy_on_write(group, level, source, 0, target)
+        copy = self.chain.copy_on_write(group, level, source, lease.level, target)
         self.loads.wait_for_copy(lease, copy)
 
     def _touch(self, lease: Lease, levels: Iterable[int], upto: int, access: Access) -> None:
-        """A request uses its hit in every tier that holds it; the top one is touched at release."""
+        """A request uses its hit in every tier that holds it, in its own at release."""
         for group, size in enumerate(self._sizes):
             first = first_block(lease.hit, self.layout.window(group), size)
             path = list(self.match.names(group, lease.hashes, first, upto // size))
@@ -425,7 +431,7 @@ class TieredCache:
             shared = table[start]
             assert shared is not None, f"block {start} of group {group} is out of the window"
             lease.borrowed.discard(shared)  # the copy takes over the lease's pin
-            copy = self.chain.copy_on_write(group, 0, shared, 0, new[0])
+            copy = self.chain.copy_on_write(group, lease.level, shared, lease.level, new[0])
             self.loads.wait_for_copy(lease, copy)
         table[start:] = new
         return Added(start, new)
@@ -434,7 +440,7 @@ class TieredCache:
         lease, hashes = step.lease, step.lease.hashes
         hashes.extend(step.hashes)
         for group, size in enumerate(self._sizes):
-            pool, table = self._pools[group], lease.tables[group]
+            pool, table = self._pools[lease.level][group], lease.tables[group]
             start, stop = lease.committed // size, step.committed // size
             parent = self.match.names(group, hashes, start - 1, start)[0] if start else None
             for index, key in enumerate(self.match.names(group, hashes, start, stop), start):
@@ -461,7 +467,8 @@ class TieredCache:
             if block.state is State.PRIVATE:
                 parent = lease.hashes[first - 1] if first else None
                 inner = lease.hashes[first : granules - 1]
-                self._pools[group].commit(block, key, parent, access, inner)
+                pool = self._pools[lease.level][group]
+                pool.commit(block, key, parent, access, inner)
             lease.tails[group] = key
         self._cut(lease, length)
 
@@ -489,7 +496,7 @@ class TieredCache:
         if lease.released:
             raise LeaseError("the lease is released already")
         lease.released, frozen = True, []
-        self._touch(lease, (0,), lease.committed, access)
+        self._touch(lease, (lease.level,), lease.committed, access)
         for group, table in enumerate(lease.tables):
             held = table + [block for of, block in lease.parked if of == group]
             if quarantine:
@@ -497,7 +504,7 @@ class TieredCache:
                 held = [block for block in held if block and block.state is not State.PRIVATE]
                 for block in own:
                     self.loads.forget(lease, group, block)
-                    self._pools[group].quarantine(block)
+                    self._pools[lease.level][group].quarantine(block)
                 frozen += [(group, block) for block in own]
             self.loads.drop_all(lease, group, held)
         self._suspension.drop(lease)

@@ -177,15 +177,16 @@ class TierChain:
         target: Block,
         landing: Iterator[Block],
         access: Access,
+        to: int = 0,
     ) -> None:
-        """Plan the pinned, named `source` into `target` of the top tier, by way of host memory if
-        it has a place to spare: the bytes then stay there too."""
-        self.counts.promoted += 1
-        stop = next(landing, None) if level > 1 else None
+        """Plan the pinned, named `source` into `target` at level `to`; on the way to the top tier
+        by host memory if it has a place to spare: the bytes then stay there too."""
+        self.counts.promoted += level > to
+        stop = next(landing, None) if to == 0 and level > 1 else None
         if stop is not None:
             self.put(group, level, source, 1, stop, access)
             level, source = 1, stop
-        self.put(group, level, source, 0, target, access)
+        self.put(group, level, source, to, target, access)
 
     def put(
         self,

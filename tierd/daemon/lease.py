@@ -16,7 +16,7 @@ from tierd.block import Block, BlockHash, State
 
 @dataclass(slots=True)
 class Away:
-    """One block of a suspended lease: where it lies below the top tier, and its name if it has one.
+    """One block of a suspended lease: where it lies below, and its name if it has one.
 
     `lost`: its bytes did not arrive there.
     """
@@ -34,7 +34,7 @@ class Away:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Blocks of the top tier held for one sequence, by layer group, in token order.
+    """Blocks of the tier at `level` held for one sequence, by layer group, in token order.
 
     `hit` is the planned hit until `ready`, then the one that stands. `None` in a table stands for
     a block that has slid out of a sliding window. `parked` are places the lease lost when its hit
@@ -45,6 +45,7 @@ class Lease:
     hashes: list[BlockHash]  # of every granule whose tokens are known
     tables: list[list[Block | None]]
     loading: list[set[Block]]  # by group: blocks of the hit whose bytes are not there yet
+    level: int = 0  # of the tier that its engine has mapped
     hit: int = 0
     committed: int = 0
     room: int = 0  # tokens it has places for

@@ -45,9 +45,9 @@ class Loads:
         self._waiters.setdefault(block, []).append((lease, group))
 
     def wait_for_copy(self, lease: Lease, copy: Copy) -> None:
-        """The lease's own place is being filled; it is at `copy.dst_level`."""
+        """The lease's own place is being filled, below its level while it is being suspended."""
         self._filling[copy.dst] = copy
-        if copy.dst_level == 0:
+        if copy.dst_level == lease.level:
             self.wait(lease, copy.group, copy.dst)
         else:
             self._waiters[copy.dst] = [(lease, copy.group)]
@@ -56,9 +56,10 @@ class Loads:
         """`copy` goes from one place of a pool to another of it; nobody waits for it."""
         self._moving.add(copy)
 
-    def drop(self, lease: Lease, group: int, block: Block, level: int = 0) -> None:
-        """A lease lets go of a block; the last to wait for a load cancels it."""
-        own = self._filling.get(block)
+    def drop(self, lease: Lease, group: int, block: Block, level: int | None = None) -> None:
+        """A lease lets go of a block at its level, or at another; the last to wait for a load into
+        the top tier cancels it. Further down the bytes may be wanted all the same."""
+        own, level = self._filling.get(block), lease.level if level is None else level
         self.forget(lease, group, block)
         lease.borrowed.discard(block)
         self._chain.tiers[level].pools[group].unpin(block)
@@ -67,14 +68,14 @@ class Loads:
             self._transfer.cancel(Place(level, group, block.block_id))
 
     def drop_all(self, lease: Lease, group: int, blocks: Sequence[Block | None]) -> None:
-        """A lease lets go of blocks of the top tier."""
+        """A lease lets go of blocks at its level."""
         if lease.loading and lease.loading[group]:
             for block in blocks:
                 if block is not None:
                     self.drop(lease, group, block)
         else:  # it waits for none of them: there may be thousands, and nothing is to be cancelled
             lease.borrowed.difference_update(blocks)
-            self._chain.tiers[0].pools[group].unpin_all(blocks)
+            self._chain.tiers[lease.level].pools[group].unpin_all(blocks)
 
     def forget(self, lease: Lease, group: int, block: Block) -> None:
         """The lease waits for the block no longer."""
@@ -172,7 +173,8 @@ class Loads:
     def _refill(self, lease: Lease, missing: Sequence[Sequence[int]]) -> None:
         """Put private places where the hit was; where too few are left, the room ends there."""
         try:
-            rooms = self._chain.reserve(0, [len(gaps) for gaps in missing], self.access)
+            need = [len(gaps) for gaps in missing]
+            rooms = self._chain.reserve(lease.level, need, self.access)
         except OutOfBlocks:
             self._chain.counts.out_of_blocks += 1
             lease.room = lease.hit

@@ -2,7 +2,8 @@
 
 A hit of L tokens, a whole number of granules, needs all of [0, L) of full-attention groups, and of
 a sliding-window group only what its window still sees. Where L falls inside a block, any block
-serves that begins with the same granules, and maybe goes on otherwise:
+serves that begins with the same granules, and maybe goes on otherwise. Of several copies of a
+block that one is taken which is nearest to the level where it is wanted:
 
     tokens          0                    L - W       L
     full attention  |######|######|######|######|###...|
@@ -41,6 +42,8 @@ class PrefixMatch:
         self._layout, self._tiers = layout, tiers
         self._sizes = [group.block_size for group in layout.groups]
         self._ratios = [size // layout.hash_step for size in self._sizes]
+        levels = range(len(tiers))
+        self._nearest = [sorted(levels, key=lambda at: (abs(at - level), at)) for level in levels]
 
     def hit(self, hashes: Sequence[BlockHash], num_tokens: int, start: int = 0) -> int:
         """Tokens of the longest usable hit of a prompt of `num_tokens`. Changes nothing.
@@ -73,35 +76,38 @@ class PrefixMatch:
             hit -= step
         yield 0
 
-    def on_top(self, hashes: Sequence[BlockHash], hit: int) -> bool:
-        """Whether all that a usable `hit` needs is in the top tier, or on its way there."""
+    def in_place(self, hashes: Sequence[BlockHash], hit: int, level: int = 0) -> bool:
+        """Whether all that a usable `hit` needs is at `level`, or on its way there."""
         for group, size in enumerate(self._sizes):
-            get = self._tiers[0].pools[group].get
+            get = self._tiers[level].pools[group].get
             first = first_block(hit, self._layout.window(group), size)
             names = self.names(group, hashes, first, hit // size)
             if not all(get(key) is not None for key in names):
                 return False
-            if (part := self.find_part(group, hashes, hit)) is not None and part[0] > 0:
+            part = self.find_part(group, hashes, hit, level)
+            if part is not None and part[0] != level:
                 return False
         return True
 
-    def below(self, hashes: Sequence[BlockHash], hits: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Bytes that each of some usable `hits`, the longest first, has below the top tier.
+    def elsewhere(
+        self, hashes: Sequence[BlockHash], hits: Sequence[int], level: int = 0
+    ) -> npt.NDArray[np.int64]:
+        """Bytes that each of some usable `hits`, the longest first, has not at `level`.
 
-        Shape `[levels, len(hits)]`: by level of the hottest copy; row 0 is 0.
+        Shape `[levels, len(hits)]`: by level of the nearest copy; row `level` is 0.
         """
         ends = np.asarray(hits)
         found = np.zeros((len(self._tiers), len(hits)), np.int64)
         for group, size in enumerate(self._sizes):
-            levels = self._levels(group, hashes, hits[0] // size)
-            if (part := self.find_part(group, hashes, hits[0])) is not None:
+            levels = self._levels(group, hashes, hits[0] // size, level)
+            if (part := self.find_part(group, hashes, hits[0], level)) is not None:
                 levels = np.append(levels, part[0])
             window = self._layout.window(group)
             first = 0 * ends if window is None else np.maximum(0, ends - window) // size
-            for level in range(1, len(self._tiers)):
-                count = np.concatenate([[0], np.cumsum(levels == level)])
+            for at in self._nearest[level][1:]:
+                count = np.concatenate([[0], np.cumsum(levels == at)])
                 nbytes = self._layout.block_nbytes(group)
-                found[level] += (count[-(-ends // size)] - count[first]) * nbytes
+                found[at] += (count[-(-ends // size)] - count[first]) * nbytes
         return found
 
     def lookup(self, first: int, hashes: Sequence[BlockHash]) -> bytes:
@@ -138,40 +144,43 @@ class PrefixMatch:
         return hashes[index * ratio : (index + 1) * ratio - 1] if ratio > 1 else ()
 
     def find(
-        self, group: int, hashes: Sequence[BlockHash], hit: int, start: int = 0
+        self, group: int, hashes: Sequence[BlockHash], hit: int, start: int = 0, level: int = 0
     ) -> list[tuple[int, int, Block]]:
-        """`(index, level, block)`, hottest copy, of every whole block of a group that `hit` needs
-        from `start` on."""
+        """`(index, level, block)`, the copy nearest to `level`, of every whole block of a group
+        that `hit` needs from `start` on."""
         size, found = self._sizes[group], []
         first = max(first_block(hit, self._layout.window(group), size), start // size)
         first = min(first, hit // size)
-        gets = list(enumerate(tier.pools[group].get for tier in self._tiers))
+        gets = [(at, self._tiers[at].pools[group].get) for at in self._nearest[level]]
         for index, key in enumerate(self.names(group, hashes, first, hit // size), first):
-            for level, get in gets:
+            for at, get in gets:
                 if (block := get(key)) is not None:
-                    found.append((index, level, block))
+                    found.append((index, at, block))
                     break
         assert len(found) == hit // size - first, "a matched block is gone"
         return found
 
     def find_part(
-        self, group: int, hashes: Sequence[BlockHash], hit: int
+        self, group: int, hashes: Sequence[BlockHash], hit: int, level: int = 0
     ) -> tuple[int, Block] | None:
-        """`(level, block)`, hottest copy, whose first tokens the hit needs; None if it ends where
-        a block does."""
+        """`(level, block)`, the copy nearest to `level`, whose first tokens the hit needs; None if
+        it ends where a block does."""
         if hit % self._sizes[group] == 0:
             return None
-        part = self._covering(group, hashes, hit)
+        part = self._covering(group, hashes, hit, level)
         assert part is not None, "a matched block is gone"
         return part
 
-    def _levels(self, group: int, hashes: Sequence[BlockHash], count: int) -> npt.NDArray[np.int64]:
-        """The hottest level of each of the first `count` blocks of a group, -1 where none is."""
+    def _levels(
+        self, group: int, hashes: Sequence[BlockHash], count: int, level: int
+    ) -> npt.NDArray[np.int64]:
+        """Where the copy nearest to `level` is of each of the first `count` blocks of a group, -1
+        for none."""
         names = self.names(group, hashes, 0, count)
         levels = np.full(len(names), -1)
-        for level in range(len(self._tiers) - 1, -1, -1):  # so that the hottest stays
-            get = self._tiers[level].pools[group].get
-            levels[[get(key) is not None for key in names]] = level
+        for at in reversed(self._nearest[level]):  # so that the nearest stays
+            get = self._tiers[at].pools[group].get
+            levels[[get(key) is not None for key in names]] = at
         return levels
 
     def _reach(self, group: int, hashes: Sequence[BlockHash], start: int, hit: int) -> int:
@@ -211,14 +220,14 @@ class PrefixMatch:
         return hit % size == 0 or self._covering(group, hashes, hit) is not None
 
     def _covering(
-        self, group: int, hashes: Sequence[BlockHash], hit: int
+        self, group: int, hashes: Sequence[BlockHash], hit: int, level: int = 0
     ) -> tuple[int, Block] | None:
-        """`(level, block)`, hottest, that begins with the prompt's tokens from a block's start to
-        `hit`. A pool that knows a name inside a block need not know the earlier ones still."""
+        """`(level, block)`, nearest to `level`, that begins with the prompt's tokens from a block's
+        start to `hit`. A pool that knows a name inside a block need not know the earlier ones."""
         size, step = self._sizes[group], self._layout.hash_step
         end = (hit // size + 1) * self._ratios[group]
-        for level, tier in enumerate(self._tiers):
+        for at in self._nearest[level]:
             for name in hashes[hit // step - 1 : end]:
-                if block := tier.pools[group].covering(name):
-                    return level, block
+                if block := self._tiers[at].pools[group].covering(name):
+                    return at, block
         return None

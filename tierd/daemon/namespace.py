@@ -76,16 +76,16 @@ class Namespace:
         self.tiers[level].paused = False
 
     def shorter_hit(
-        self, hashes: Sequence[BlockHash], num_tokens: int, prefill: float
+        self, hashes: Sequence[BlockHash], num_tokens: int, prefill: float, level: int
     ) -> int | None:
-        """The hit, in tokens, that has a prompt ready first where an engine computes `prefill`
-        tokens a second; None if that is the longest, or `prefill` 0, unknown."""
+        """The hit, in tokens, that has a prompt ready first at `level`, where an engine computes
+        `prefill` tokens a second; None if that is the longest, or `prefill` 0, unknown."""
         match = self.cache.match
-        if not prefill or match.on_top(hashes, match.hit(hashes, num_tokens)):
+        if not prefill or match.in_place(hashes, match.hit(hashes, num_tokens), level):
             return None
         hits = list(match.hits(hashes, num_tokens))
-        below, routes = match.below(hashes, hits), self.transfer.speeds.routes
-        fastest = fastest_hit(hits, below, num_tokens, prefill, routes)
+        elsewhere, routes = match.elsewhere(hashes, hits, level), self.transfer.speeds.routes
+        fastest = fastest_hit(hits, elsewhere, num_tokens, prefill, routes, level)
         return fastest if fastest < hits[0] else None
 
     async def save(self, deadline: float) -> int:

@@ -36,7 +36,7 @@ from tierd.daemon.session import Session
 from tierd.daemon.tenant import Tenant
 from tierd.errors import ProtocolError, Refused, TierdError
 from tierd.protocol import Kind, Op
-from tierd.shm import CudaMemory
+from tierd.shm import CudaMemory, SharedMemory
 
 log = logging.getLogger("tierd.server")
 
@@ -186,12 +186,14 @@ class Server:
             peer = peer_of(connection)
             async with asyncio.timeout(_GREETING_S):
                 frame = await first_frame(connection)
-            tenant = self._admit(protocol.parse(frame.body), peer)
-            body = protocol.dump(self._welcome(tenant))
-            fds = [] if isinstance(tenant.device, CudaMemory) else [tenant.device.fd]
+            hello = protocol.parse(frame.body)
+            tenant = self._admit(hello, peer)
+            level, memory = tenant.lend(hello.get("tier", "device"))
+            body = protocol.dump(self._welcome(tenant, memory))
+            fds = [] if isinstance(memory, CudaMemory) else [memory.fd]
             reply = protocol.encode(Op.HELLO, Kind.REPLY, frame.request, body)
             socket.send_fds(connection, [reply], fds)
-            session = Session(self, tenant, peer)
+            session = Session(self, tenant, peer, level)
             peer = None  # the session's now
             await loop.connect_accepted_socket(lambda: session, connection)
         except TierdError as error:
@@ -221,17 +223,16 @@ class Server:
             raise Refused(f"uid {peer.uid} is not served" + (f" as {asked!r}" if asked else ""))
         return self._tenants[asked or next(iter(served))]
 
-    def _welcome(self, tenant: Tenant) -> dict[str, Any]:
-        device: dict[str, Any] = {"kind": "cpu", "nbytes": tenant.device.nbytes}
-        if isinstance(tenant.device, CudaMemory):
-            handle = tenant.device.export().hex()
-            device |= {"kind": "cuda", "handle": handle, "uuid": tenant.device.uuid}
+    def _welcome(self, tenant: Tenant, memory: SharedMemory | CudaMemory) -> dict[str, Any]:
+        lent: dict[str, Any] = {"kind": "cpu", "nbytes": memory.nbytes}
+        if isinstance(memory, CudaMemory):
+            lent |= {"kind": "cuda", "handle": memory.export().hex(), "uuid": memory.uuid}
         return {
             "protocol": protocol.VERSION,
             "boot": self.boot,
             "pid": os.getpid(),
             "tenant": tenant.name,
-            "device": device,
+            "memory": lent,
         }
 
     def _refuse(self, connection: socket.socket, error: TierdError) -> None:

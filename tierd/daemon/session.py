@@ -38,9 +38,10 @@ _T = TypeVar("_T")
 class Session(Connection):
     """Owns the peer's pidfd and every lease given out on its connection."""
 
-    def __init__(self, server: "Server", tenant: Tenant, peer: Peer) -> None:
+    def __init__(self, server: "Server", tenant: Tenant, peer: Peer, level: int) -> None:
+        """`level`: of the memory that the peer was given."""
         super().__init__(f"pid {peer.pid}", server.max_frame)
-        self.peer, self.tenant = peer, tenant
+        self.peer, self.tenant, self.level = peer, tenant, level
         self.namespace: Namespace | None = None  # None again once the leases are given back
         self._resident: Namespace | None = None  # whose memory the engine may still write
         self.leases: dict[int, Lease] = {}
@@ -148,8 +149,10 @@ class Session(Connection):
         self._check_prompt(num_tokens, hashes)
 
         notify = partial(self._push_ready, number)
-        most = namespace.shorter_hit(hashes, num_tokens, prefill)
-        lease = namespace.cache.acquire(hashes, num_tokens, room, self._now(), notify, most)
+        most = namespace.shorter_hit(hashes, num_tokens, prefill, self.level)
+        lease = namespace.cache.acquire(
+            hashes, num_tokens, room, self._now(), notify, most, self.level
+        )
         if most is not None:
             namespace.upkeep.left_out(hashes, most, num_tokens)
         namespace.upkeep.asked(hashes)
@@ -180,10 +183,10 @@ class Session(Connection):
             self._changed(namespace)
         ids = [[AddedBlocks(start, _ids(blocks)) for start, blocks in step] for step in added]
         body = protocol.dump_added(ids)
-        new = [place for step in added for place in _places([blocks for _, blocks in step])]
+        new = [place for step in added for place in self._places([blocks for _, blocks in step])]
         for step, tables in zip(steps, added, strict=True):  # a tail may have changed hands
             tails = zip(step.lease.tables, tables, strict=True)
-            new += _places([table[start - 1 : start] for table, (start, _) in tails])
+            new += self._places([table[start - 1 : start] for table, (start, _) in tails])
         self._when_idle(new, lambda: self.answer(frame, body))
 
     def _fork(self, frame: Frame) -> None:
@@ -297,7 +300,7 @@ class Session(Connection):
                     [block for block in table if block not in waits]
                     for table, waits in zip(lease.tables, lease.loading, strict=True)
                 ]
-                if self._attached().transfer.when_idle(_places(own), look):
+                if self._attached().transfer.when_idle(self._places(own), look):
                     call()
 
         look()
@@ -311,6 +314,15 @@ class Session(Connection):
         """Call when no demotion still reads `places`: only then may the engine write them."""
         if self._attached().transfer.when_idle(places, call):
             call()
+
+    def _places(self, tables: Iterable[Iterable[Block | None]]) -> list[Place]:
+        """The places that the engine may write."""
+        return [
+            Place(self.level, group, block.block_id)
+            for group, table in enumerate(tables)
+            for block in table
+            if block is not None and block.key is None
+        ]
 
     # -- leases --------------------------------------------------------------------------------
 
@@ -362,7 +374,7 @@ class Session(Connection):
         self._peer_alive = False
         self._give_back()
         for namespace, group, block in self._quarantined:
-            namespace.cache.thaw(group, block)
+            namespace.cache.thaw(self.level, group, block)
         self._quarantined.clear()
         self._depart()
         self.close()
@@ -396,6 +408,7 @@ class Session(Connection):
             "uid": self.peer.uid,
             "tenant": self.tenant.name,
             "namespace": self.namespace.name if self.namespace else None,
+            "tier": self.tenant.memory_names[self.level],
             "connected": self.connected,
             "leases": len(self.leases),
             "blocks": held,
@@ -427,13 +440,3 @@ def _one(asked: list[_T]) -> list[_T]:
     if len(asked) != 1:
         raise LeaseError(f"one lease at a time, not {len(asked)}")
     return asked
-
-
-def _places(tables: Iterable[Iterable[Block | None]]) -> list[Place]:
-    """The places of the top tier that an engine may write."""
-    return [
-        Place(0, group, block.block_id)
-        for group, table in enumerate(tables)
-        for block in table
-        if block is not None and block.key is None
-    ]

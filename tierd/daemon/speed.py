@@ -116,10 +116,11 @@ class Speeds:
 
 def fastest_hit(
     hits: Sequence[int],
-    below: npt.NDArray[np.int64],
+    elsewhere: npt.NDArray[np.int64],
     num_tokens: int,
     prefill: float,
     routes: Mapping[Route, RouteSpeed],
+    to: int = 0,
 ) -> int:
     """Which of `hits`, usable ones in tokens, lets a prompt of `num_tokens` be ready first.
 
@@ -127,14 +128,20 @@ def fastest_hit(
 
         load(L) + (num_tokens - L) / prefill,        load(L) = sum of seconds_r(bytes_r(L)) over r
 
-    the longest of equal ones. `prefill` is in tokens a second, above 0. `below[l, i]`: the bytes of
-    `hits[i]` that lie at level l. What lies at level 1 takes the route (1, 0), what lies at l > 1
-    first (l, 1); a route that was never measured takes no time.
+    the longest of equal ones. `prefill` is in tokens a second, above 0. `elsewhere[l, i]`: the
+    bytes of `hits[i]` that lie at level l, not at `to`. They take the route (l, to), but from below
+    host memory to the top (l, 1) and (1, 0); a route that was never measured takes no time.
     """
     lengths = np.asarray(hits)
     seconds = (num_tokens - lengths) / prefill
-    loads = {(1, 0): below[1:].sum(axis=0)}
-    loads |= {(level, 1): below[level] for level in range(2, len(below))}
+    by_host = to == 0
+    loads = {
+        (level, 1 if by_host and level > 1 else to): nbytes
+        for level, nbytes in enumerate(elsewhere)
+        if level != to
+    }
+    if by_host and len(elsewhere) > 1:
+        loads[1, 0] = elsewhere[1:].sum(axis=0)
     for route, nbytes in loads.items():
         if route in routes:
             seconds = seconds + routes[route].seconds(nbytes)

@@ -3,8 +3,9 @@
     device   |c|c|c|p|     c: committed, shared with anybody   p: the lease's own, without a name
     below    |c|c|c|p|     each held by one reference of the lease, so that none vanishes (I3)
 
-What lies below already moves no bytes, and neither does, on the way back, what is on top still. A
-copy that fails on either way is a shorter hit (I6). It plans like the cache, whose part it is.
+"Below" is below the level of the lease. What lies there already moves no bytes, and neither does,
+on the way back, what is in its place still. A copy that fails on either way is a shorter hit (I6).
+It plans like the cache, whose part it is.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,10 @@ class Suspension:
             table[: _blocks(num_tokens, size)]
             for table, size in zip(lease.tables, self._sizes, strict=True)
         ]
-        known = [[self._below(g, block) for block in table] for g, table in enumerate(tables)]
+        known = [
+            [self._below(lease.level, group, block) for block in table]
+            for group, table in enumerate(tables)
+        ]
         for group, entries in enumerate(known):
             for entry in entries:
                 if entry is not None:
@@ -44,7 +48,7 @@ class Suspension:
             for pair in zip(tables, known, strict=True)
         ]
         try:
-            level, rooms = self._reserve(need, access)
+            level, rooms = self._reserve(lease.level, need, access)
         except OutOfBlocks:
             for group, entries in enumerate(known):
                 for entry in entries:
@@ -72,14 +76,14 @@ class Suspension:
         """
         assert lease.away is not None, "only a suspended lease is resumed"
         hit = self._whole(lease)
-        top = self._chain.tiers[0]
-        found: list[list[Block | None]] = []  # what is on top still
+        home = self._chain.tiers[lease.level]
+        found: list[list[Block | None]] = []  # what is in its place still
         for group, size in enumerate(self._sizes):
             entries = lease.away[group][: _blocks(hit, size)]
-            found.append([top.pools[group].get(e.key) if e and e.key else None for e in entries])
+            found.append([home.pools[group].get(e.key) if e and e.key else None for e in entries])
             for block in found[group]:
                 if block is not None:
-                    top.pools[group].pin(block)
+                    home.pools[group].pin(block)
         need = [
             _blocks(hit, size)
             - sum(
@@ -89,12 +93,12 @@ class Suspension:
             for g, size in enumerate(self._sizes)
         ]
         try:
-            rooms = self._chain.reserve(0, need, access)
+            rooms = self._chain.reserve(lease.level, need, access)
         except OutOfBlocks:
             for group, blocks in enumerate(found):
                 for block in blocks:
                     if block is not None:
-                        top.pools[group].unpin(block)
+                        home.pools[group].unpin(block)
             raise
         away, lease.away = lease.away, None
         lease.hit, lease.committed, lease.room = hit, min(lease.committed, hit), hit
@@ -111,35 +115,38 @@ class Suspension:
                 if entry is not None:
                     self._loads.drop(lease, group, entry.block, entry.level)
 
-    def _below(self, group: int, block: Block | None) -> Away | None:
-        """Where below the top a committed block lies, hottest first."""
+    def _below(self, home: int, group: int, block: Block | None) -> Away | None:
+        """Where below level `home` a committed block lies, hottest first."""
         if block is None or block.key is None:
             return None
-        for level, tier in enumerate(self._chain.tiers[1:], 1):
+        for level, tier in enumerate(self._chain.tiers[home + 1 :], home + 1):
             if (copy := tier.pools[group].get(block.key)) is not None:
                 return Away(level, copy, block.key)
         return None
 
-    def _reserve(self, need: Sequence[int], access: Access) -> tuple[int, list[list[Block]]]:
-        """Places in the hottest tier below the top that has room for all."""
+    def _reserve(
+        self, home: int, need: Sequence[int], access: Access
+    ) -> tuple[int, list[list[Block]]]:
+        """Places in the hottest tier below level `home` that has room for all."""
         shortage: OutOfBlocks | None = None
-        for level in range(1, len(self._chain.tiers)):
+        for level in range(home + 1, len(self._chain.tiers)):
             try:
                 return level, self._chain.reserve(level, need, access)
             except OutOfBlocks as error:
                 shortage = error
-        raise shortage or OutOfBlocks("there is no tier below the device to suspend to")
+        name = self._chain.tiers[home].name
+        raise shortage or OutOfBlocks(f"there is no tier below {name!r} to suspend to")
 
     def _go(
         self, lease: Lease, group: int, block: Block, level: int, place: Block, access: Access
     ) -> Away:
         """Plan the copy of a block into a reserved place below, which the lease keeps hold of."""
-        self._chain.tiers[0].pools[group].pin(block)  # for the copy's sake
+        self._chain.tiers[lease.level].pools[group].pin(block)  # for the copy's sake
         if block.key is None:
-            copy = self._chain.copy_on_write(group, 0, block, level, place)
+            copy = self._chain.copy_on_write(group, lease.level, block, level, place)
             self._loads.wait_for_copy(lease, copy)
         else:
-            self._chain.put(group, 0, block, level, place, access)
+            self._chain.put(group, lease.level, block, level, place, access)
         return Away(level, place, block.key)
 
     def _whole(self, lease: Lease) -> int:
@@ -173,7 +180,7 @@ class Suspension:
         places: list[Block],
         access: Access,
     ) -> None:
-        """Build a group's table of what is on top still and what comes from below into `places`."""
+        """Build a group's table of what is there still and what comes from below into `places`."""
         pools = [tier.pools[group] for tier in self._chain.tiers]
         lease.loading[group] = set()
         table: list[Block | None] = []
@@ -196,10 +203,11 @@ class Suspension:
     def _load(self, lease: Lease, group: int, entry: Away, place: Block, access: Access) -> Block:
         """Plan the copy of a block from below; the lease's reference there is the copy's now."""
         if entry.key is None:
-            copy = self._chain.copy_on_write(group, entry.level, entry.block, 0, place)
+            copy = self._chain.copy_on_write(group, entry.level, entry.block, lease.level, place)
             self._loads.wait_for_copy(lease, copy)
         else:
-            self._chain.load(group, entry.level, entry.block, place, iter(()), access)
+            way = (group, entry.level, entry.block, place)
+            self._chain.load(*way, iter(()), access, lease.level)
         return place
 
 

@@ -28,7 +28,7 @@ from tierd.daemon.lease import Lease
 from tierd.daemon.lengths import Lengths
 from tierd.daemon.memory import Memory
 from tierd.daemon.namespace import Namespace
-from tierd.errors import LayoutMismatch
+from tierd.errors import LayoutMismatch, Refused
 from tierd.layout import KVLayout
 from tierd.shm import CudaMemory, SharedMemory
 
@@ -83,6 +83,24 @@ class Tenant:
             self._pins = await asyncio.to_thread(pin, self.host.array)
         if (ssd := self._config.ssd) is not None:
             self._disk = await Disk.open(self.name, ssd, self._config.tenants[self.name].share)
+
+    @property
+    def memory_names(self) -> list[str]:
+        """The tiers whose memory an engine can map, by level."""
+        return [memory.name for memory in self._memories]
+
+    def lend(self, tier: object) -> tuple[int, SharedMemory | CudaMemory]:
+        """The level and the memory of the tier that an engine asks for by name.
+
+        Raises Refused if it cannot map that.
+        """
+        names = self.memory_names
+        if tier not in names:
+            raise Refused(f"tier {tier!r} cannot be mapped; an engine may ask for {names}")
+        level = names.index(str(tier))
+        memory = (self.device, self.host)[level]
+        assert memory is not None, "a tier that has a name has memory"
+        return level, memory
 
     @property
     def gpu(self) -> int:
