@@ -24,11 +24,12 @@ from policies.lru import LRU
 from tests.stepped import NBYTES, SteppedMemory, SteppedStore, World
 from tierd.block import Block, BlockHash, State
 from tierd.daemon.arena import Arena
-from tierd.daemon.cache import Step, TieredCache
+from tierd.daemon.cache import TieredCache
 from tierd.daemon.copy import Place
 from tierd.daemon.lease import Lease
 from tierd.daemon.match import first_block
 from tierd.daemon.pool import BlockPool
+from tierd.daemon.steps import Step
 from tierd.daemon.tier import Tier
 from tierd.daemon.transfer import StoreTransfer
 from tierd.errors import LeaseError, OutOfBlocks

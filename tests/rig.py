@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from policies.base import Access
 from policies.lru import LRU
 from tierd.block import Block, BlockHash
-from tierd.daemon.cache import Step, TieredCache
+from tierd.daemon.cache import TieredCache
 from tierd.daemon.copy import Copy, Outcome, Place, Settle
 from tierd.daemon.lease import Lease
 from tierd.daemon.pool import BlockPool
+from tierd.daemon.steps import Step
 from tierd.daemon.tier import Tier
 from tierd.layout import KVLayout, LayerGroup
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.rig import DEVICE, HOST, NOW, SSD, WINDOWED, Rig, chain
 from tierd.block import State
-from tierd.daemon.cache import Step
+from tierd.daemon.steps import Step
 from tierd.errors import LeaseError, OutOfBlocks
 
 

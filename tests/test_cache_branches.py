@@ -4,9 +4,9 @@ import pytest
 
 from tests.rig import DEVICE, HOST, NOW, SSD, WINDOWED, Rig, chain
 from tierd.block import BlockHash, State
-from tierd.daemon.cache import Step
 from tierd.daemon.copy import Outcome
 from tierd.daemon.lease import Lease
+from tierd.daemon.steps import Step
 from tierd.errors import LeaseError, OutOfBlocks
 from tierd.layout import KVLayout, LayerGroup
 

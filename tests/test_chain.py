@@ -8,9 +8,10 @@ from policies.base import Access, Key
 from policies.lru import LRU
 from tests.rig import DEVICE, HOST, NOW, SSD, Rig, chain
 from tierd.block import State
-from tierd.daemon.cache import Step, TieredCache
+from tierd.daemon.cache import TieredCache
 from tierd.daemon.copy import Outcome
 from tierd.daemon.pool import BlockPool
+from tierd.daemon.steps import Step
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -8,45 +8,25 @@ by the `Transfer` it was given; with one that moves none this class is the simul
 It knows no socket, no file, no clock and no byte.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 from policies.base import Access
 from tierd.block import Block, BlockHash, State
+from tierd.daemon.branches import Branches
 from tierd.daemon.chain import TierChain
 from tierd.daemon.compaction import Compaction
 from tierd.daemon.copy import Copy, Transfer
-from tierd.daemon.lease import Lease
+from tierd.daemon.lease import Lease, Notify
 from tierd.daemon.loads import Loads
-from tierd.daemon.match import PrefixMatch, check_names, first_block
+from tierd.daemon.match import PrefixMatch, check_names, first_block, num_blocks
+from tierd.daemon.steps import Added, Step, Steps
 from tierd.daemon.suspension import Suspension
 from tierd.daemon.tier import Tier
 from tierd.errors import LeaseError, OutOfBlocks
 from tierd.layout import KVLayout
 
-Notify = Callable[[Lease], None]
 Found = Sequence[Sequence[tuple[int, int, Block]]]  # by group: `(index, level, block)`
 Parts = Sequence[tuple[int, Block] | None]  # by group: `(level, block)` that begins like the hit
-
-
-class Step(NamedTuple):
-    """One lease's part of an `advance`: freeze tokens up to `committed`, whole blocks of them or,
-    to `publish`, whole granules; then make room for `room` tokens. `hashes` are those of the
-    granules after the ones known."""
-
-    lease: Lease
-    committed: int
-    hashes: Sequence[BlockHash] = ()
-    room: int = 0
-    publish: bool = False
-
-
-class Added(NamedTuple):
-    """What an `advance` changed in one table: these blocks are in it from index `start` on."""
-
-    start: int
-    blocks: list[Block]
 
 
 class TieredCache:
@@ -58,6 +38,8 @@ class TieredCache:
         self.match = PrefixMatch(layout, tiers)
         self.loads = Loads(self.chain, transfer)
         self.compaction = Compaction(self.chain, self.loads)
+        self._steps = Steps(self.chain, self.match, self.loads)
+        self._branches = Branches(self.chain, self.loads)
         self._suspension = Suspension(self.chain, self.loads)
         self._pools = [tier.pools for tier in tiers]  # by level
         self._sizes = [group.block_size for group in layout.groups]
@@ -88,13 +70,13 @@ class TieredCache:
         parts = [self.match.find_part(group, hashes, hit, level) for group in groups]
         self._pin(found, parts)
         need = [
-            sum(at != level for _, at, _ in blocks) + _blocks(room, size) - hit // size
+            sum(at != level for _, at, _ in blocks) + num_blocks(room, size) - hit // size
             for blocks, size in zip(found, self._sizes, strict=True)
         ]
         try:
             rooms = self.chain.reserve(level, need, access)
         except OutOfBlocks:
-            self._unpin(found, parts)
+            self._pin(found, parts, undo=True)
             self.chain.counts.out_of_blocks += 1
             raise
         lease = Lease(list(hashes), [], [], level, hit, hit, room, notify=notify)
@@ -109,49 +91,9 @@ class TieredCache:
         return lease
 
     def advance(self, steps: Sequence[Step], access: Access) -> list[list[Added]]:
-        """Go on with every lease of a batch, all of one level, by its `Step`.
-
-        A block that others hold too is replaced by a copy before the lease may write it. Returns
-        what was added, by step and group. All or nothing: raises LeaseError or OutOfBlocks and
-        nothing has changed.
-        """
+        """Go on with every lease of a batch, all of one level: see `Steps.advance`."""
         self.loads.access = access
-        for step in steps:
-            self._check_commit(step)
-        if len({id(step.lease) for step in steps}) != len(steps):
-            raise LeaseError("a lease is named twice in one message")
-        level = steps[0].lease.level if steps else 0
-        assert all(step.lease.level == level for step in steps), "a batch is of one engine"
-        for step in steps:  # whoever asks for more has heard what it lost
-            self._unpark(step.lease)
-        starts = [
-            [self._start(step.lease, group, step.room) for group in range(len(self._sizes))]
-            for step in steps
-        ]
-        need = [
-            sum(
-                max(0, _blocks(step.room, size) - start[g])
-                for step, start in zip(steps, starts, strict=True)
-            )
-            for g, size in enumerate(self._sizes)
-        ]
-        try:
-            rooms = self.chain.reserve(level, need, access)
-        except OutOfBlocks:
-            self.chain.counts.out_of_blocks += 1
-            raise
-        added = []
-        for step, start in zip(steps, starts, strict=True):
-            lease = step.lease
-            new = []
-            for g, size in enumerate(self._sizes):
-                count = max(0, _blocks(step.room, size) - start[g])
-                new.append(self._extend(lease, g, start[g], [rooms[g].pop() for _ in range(count)]))
-            lease.room = max(lease.room, step.room)
-            self._commit(step, access)
-            added.append(new)
-        self.loads.emit()
-        return added
+        return self._steps.advance(steps, access)
 
     def release(self, lease: Lease, access: Access) -> None:
         """Give everything back. Committed blocks stay, as the request's path, tail first."""
@@ -168,79 +110,12 @@ class TieredCache:
     # -- sequences that branch, go back, and rest ------------------------------------------------
 
     def fork(self, forks: Sequence[tuple[Lease, int, Notify | None]]) -> list[Lease]:
-        """For each `(source, num_tokens, notify)`: a lease of the first `num_tokens` of `source`,
-        which shares every block with it, the partly filled tail too. It has no room: whoever goes
-        on copies what is shared first.
-
-        Costs no block. All or nothing: raises LeaseError and nothing has changed.
-        """
-        alike = Counter((source, num_tokens) for source, num_tokens, _ in forks)
-        for source, num_tokens in alike:
-            self._check_back(source, num_tokens, "fork")
-        shared = {of: self._share(*of, times) for of, times in alike.items()}
-        self.chain.counts.forks += len(forks)
-        return [self._fork(of, n, *shared[of, n], notify) for of, n, notify in forks]
-
-    def _share(
-        self, source: Lease, num_tokens: int, times: int
-    ) -> tuple[list[list[Block | None]], list[Block]]:
-        """Pin what so many forks have of a lease: their tables, and which blocks are borrowed."""
-        tables = [
-            table[: _blocks(num_tokens, size)]
-            for table, size in zip(source.tables, self._sizes, strict=True)
-        ]
-        for pool, table in zip(self._pools[source.level], tables, strict=True):
-            pool.pin_all(table, times)
-        private = State.PRIVATE
-        return tables, [b for table in tables for b in table if b and b.state is private]
-
-    def _fork(
-        self,
-        source: Lease,
-        num_tokens: int,
-        tables: Sequence[Sequence[Block | None]],
-        borrowed: Sequence[Block],
-        notify: Notify | None,
-    ) -> Lease:
-        return Lease(
-            source.hashes[: num_tokens // self.layout.hash_step],
-            [list(table) for table in tables],
-            [set() for _ in tables],
-            source.level,
-            min(source.hit, num_tokens),
-            min(source.committed, num_tokens),
-            num_tokens,
-            borrowed=set(borrowed),
-            tails=dict(source.tails),
-            notify=notify,
-        )
+        """Leases that share every block of their sources: see `Branches.fork`."""
+        return self._branches.fork(forks)
 
     def truncate(self, cuts: Sequence[tuple[Lease, int]]) -> list[int]:
-        """Each `(lease, num_tokens)` goes back to its first `num_tokens`; returns the room that is
-        left to write at once.
-
-        Where others hold what follows, the room ends there, and the next write is a copy. All or
-        nothing: raises LeaseError and nothing has changed, also where a window has slid past.
-        """
-        for lease, num_tokens in cuts:
-            self._check_back(lease, num_tokens, "truncate")
-        return [self._truncate(*cut) for cut in cuts]
-
-    def _truncate(self, lease: Lease, num_tokens: int) -> int:
-        rest = [
-            block
-            for table, size in zip(lease.tables, self._sizes, strict=True)
-            for block in table[num_tokens // size :]
-        ]
-        # Whoever forked it has borrowed its blocks up to some length, which may be a longer one.
-        if not all(block and lease.may_write(block) and block.ref_cnt == 1 for block in rest):
-            self._cut(lease, num_tokens)
-            for table, size in zip(lease.tables, self._sizes, strict=True):
-                shared = [b for b in table[num_tokens // size :] if b and b.ref_cnt > 1]
-                lease.borrowed.update(shared)
-        del lease.hashes[num_tokens // self.layout.hash_step :]
-        lease.hit, lease.committed = min(lease.hit, num_tokens), min(lease.committed, num_tokens)
-        return lease.room
+        """Leases go back to fewer tokens: see `Branches.truncate`."""
+        return self._branches.truncate(cuts)
 
     def suspend(self, lease: Lease, num_tokens: int, access: Access) -> None:
         """Give the lease's places up; its first `num_tokens`, the private tail too, are kept in the
@@ -248,7 +123,7 @@ class TieredCache:
 
         Raises LeaseError, or OutOfBlocks if they have no room, and nothing has changed.
         """
-        self._check_back(lease, num_tokens, "suspend")
+        self._branches.check_back(lease, num_tokens, "suspend")
         self.loads.access = access
         self._suspension.suspend(lease, num_tokens, access)
 
@@ -295,7 +170,7 @@ class TieredCache:
             above = [tier.pools[group] for tier in self.chain.tiers[:2]]
             below = [(lv, b) for lv, b in used if b.key and not any(p.get(b.key) for p in above)]
             self.chain.fetch(group, below[:limit], access)
-        self._unpin(found, parts)
+        self._pin(found, parts, undo=True)
         return self.loads.emit()
 
     def save(self, unsaved: Sequence[tuple[int, int, Block]]) -> None:
@@ -305,23 +180,15 @@ class TieredCache:
 
     # -- parts of an acquire -----------------------------------------------------------------------
 
-    def _pin(self, found: Found, parts: Parts) -> None:
+    def _pin(self, found: Found, parts: Parts, *, undo: bool = False) -> None:
         for group, (blocks, part) in enumerate(zip(found, parts, strict=True)):
-            pins = [tier.pools[group].pin for tier in self.chain.tiers]
+            pools = [tier.pools[group] for tier in self.chain.tiers]
+            calls = [pool.unpin if undo else pool.pin for pool in pools]
             for _, level, block in blocks:
-                pins[level](block)
+                calls[level](block)
             if part is not None:
                 level, block = part
-                pins[level](block)
-
-    def _unpin(self, found: Found, parts: Parts) -> None:
-        for group, (blocks, part) in enumerate(zip(found, parts, strict=True)):
-            unpins = [tier.pools[group].unpin for tier in self.chain.tiers]
-            for _, level, block in blocks:
-                unpins[level](block)
-            if part is not None:
-                level, block = part
-                unpins[level](block)
+                calls[level](block)
 
     def _fill(
         self,
@@ -365,131 +232,6 @@ class TieredCache:
             for level in levels:
                 self.chain.tiers[level].pools[group].touch(path, access)
 
-    # -- parts of an advance -----------------------------------------------------------------------
-
-    def _check_held(self, lease: Lease) -> None:
-        if lease.released:
-            raise LeaseError("the lease is released")
-        if lease.away is not None:
-            raise LeaseError("the lease is suspended")
-        if not lease.ready:
-            raise LeaseError("the lease is not ready: its hit is still on its way")
-
-    def _check_back(self, lease: Lease, num_tokens: int, verb: str) -> None:
-        """Raise LeaseError unless the lease has `num_tokens` in place."""
-        self._check_held(lease)
-        if not 0 <= num_tokens <= lease.room:
-            raise LeaseError(f"cannot {verb} {num_tokens} tokens of a lease of {lease.room}")
-        for group, size in enumerate(self._sizes):
-            if (window := self.layout.window(group)) is None:
-                continue
-            first = first_block(num_tokens, window, size)
-            if None in lease.tables[group][first : _blocks(num_tokens, size)]:
-                raise LeaseError(
-                    f"cannot {verb} {num_tokens} tokens: the window of {window} tokens of "
-                    f"group {group} has slid past"
-                )
-
-    def _check_commit(self, step: Step) -> None:
-        lease, committed, granule = step.lease, step.committed, self.layout.hash_step
-        if lease.released:
-            raise LeaseError("the lease is released")
-        if lease.away is not None:
-            raise LeaseError("the lease is suspended")
-        if committed <= lease.committed and not step.hashes and not step.publish:
-            return
-        if not lease.ready:
-            raise LeaseError("the lease may not commit before all its groups are ready")
-        if committed > (most := max(lease.room, step.room)):
-            raise LeaseError(f"cannot commit {committed} tokens, the lease has room for {most}")
-        if len(lease.hashes) + len(step.hashes) < committed // granule:
-            raise LeaseError(f"hashes are missing to commit {committed} tokens")
-        if step.publish:
-            self._check_tails(lease, max(committed, lease.committed))
-
-    def _check_tails(self, lease: Lease, length: int) -> None:
-        """A partly filled block is frozen only by who writes it: others would be surprised."""
-        for group, size in enumerate(self._sizes):
-            if length % size and length // size < len(lease.tables[group]):
-                tail = lease.tables[group][length // size]
-                if tail is not None and tail.state is State.PRIVATE and not lease.may_write(tail):
-                    raise LeaseError("a fork has to be extended before its tail is published")
-
-    def _start(self, lease: Lease, group: int, room: int) -> int:
-        """From which block on an extension of the lease to `room` tokens brings new places: after
-        the last one, or with it, if others hold it and it is not full."""
-        table = lease.tables[group]
-        shared = lease.room % self._sizes[group] and not lease.may_write(table[-1])
-        return len(table) - 1 if shared and room > lease.room else len(table)
-
-    def _extend(self, lease: Lease, group: int, start: int, new: list[Block]) -> Added:
-        """Put reserved blocks into a table; the first may take the place of a shared one."""
-        table = lease.tables[group]
-        if start == len(table) and table and lease.may_write(table[-1]):
-            lease.borrowed.discard(table[-1])  # whoever lent it is gone: it is this lease's now
-        if start < len(table):
-            shared = table[start]
-            assert shared is not None, f"block {start} of group {group} is out of the window"
-            lease.borrowed.discard(shared)  # the copy takes over the lease's pin
-            copy = self.chain.copy_on_write(group, lease.level, shared, lease.level, new[0])
-            self.loads.wait_for_copy(lease, copy)
-        table[start:] = new
-        return Added(start, new)
-
-    def _commit(self, step: Step, access: Access) -> None:
-        lease, hashes = step.lease, step.lease.hashes
-        hashes.extend(step.hashes)
-        for group, size in enumerate(self._sizes):
-            pool, table = self._pools[lease.level][group], lease.tables[group]
-            start, stop = lease.committed // size, step.committed // size
-            parent = self.match.names(group, hashes, start - 1, start)[0] if start else None
-            for index, key in enumerate(self.match.names(group, hashes, start, stop), start):
-                block = table[index]
-                assert block is not None, f"block {index} of group {group} is out of the window"
-                pool.commit(block, key, parent, access, self.match.inner(group, hashes, index))
-                parent = key
-        lease.committed = max(lease.committed, step.committed)
-        if step.publish:
-            self._publish_tails(lease, lease.committed, access)
-        self._slide(lease)
-
-    def _publish_tails(self, lease: Lease, length: int, access: Access) -> None:
-        """Freeze the partly filled blocks too, as far as granules are full, and with them the
-        length: whoever goes on, the lease itself too, writes a copy."""
-        granule = self.layout.hash_step
-        for group, size in enumerate(self._sizes):
-            index, granules = length // size, length // granule
-            if length % size < granule:
-                continue
-            first, key = index * size // granule, lease.hashes[granules - 1]
-            block = lease.tables[group][index]
-            assert block is not None, f"block {index} of group {group} is out of the window"
-            if block.state is State.PRIVATE:
-                parent = lease.hashes[first - 1] if first else None
-                inner = lease.hashes[first : granules - 1]
-                pool = self._pools[lease.level][group]
-                pool.commit(block, key, parent, access, inner)
-            lease.tails[group] = key
-        self._cut(lease, length)
-
-    def _cut(self, lease: Lease, room: int) -> None:
-        """Let go of every place past `room` tokens."""
-        for group, size in enumerate(self._sizes):
-            kept = _blocks(room, size)
-            gone = lease.tables[group][kept:]
-            del lease.tables[group][kept:]
-            self.loads.drop_all(lease, group, gone)
-        lease.room = room
-
-    def _slide(self, lease: Lease) -> None:
-        """Give back the blocks that no later token sees."""
-        for group, size in enumerate(self._sizes):
-            table = lease.tables[group]
-            for index in range(first_block(lease.committed, self.layout.window(group), size)):
-                if (block := table[index]) is not None:
-                    table[index] = None
-                    self.loads.drop(lease, group, block)
-
     # -- parts of a release ------------------------------------------------------------------------
 
     def _let_go(self, lease: Lease, access: Access, *, quarantine: bool) -> list[tuple[int, Block]]:
@@ -510,17 +252,7 @@ class TieredCache:
         self._suspension.drop(lease)
         return frozen
 
-    def _unpark(self, lease: Lease) -> None:
-        parked, lease.parked = lease.parked, []
-        for group, block in parked:
-            self.loads.drop(lease, group, block)  # it may still be filled
-
 
 def _levels(found: Found, parts: Parts) -> list[int]:
     levels = [level for blocks in found for _, level, _ in blocks]
     return levels + [part[0] for part in parts if part is not None]
-
-
-def _blocks(num_tokens: int, size: int) -> int:
-    """Blocks that hold `num_tokens`."""
-    return -(-num_tokens // size)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tierd.block import Block, BlockHash, State
+from tierd.errors import LeaseError
 
 
 @dataclass(slots=True)
@@ -55,12 +56,25 @@ class Lease:
     tails: dict[int, BlockHash] = field(default_factory=dict)  # by group: the name of a used part
     away: Sequence[Sequence[Away | None]] | None = None  # by group, while it is suspended
     parked: list[tuple[int, Block]] = field(default_factory=list)  # `(group, block)`, see below
-    notify: Callable[["Lease"], None] | None = field(default=None, repr=False)
+    notify: "Notify | None" = field(default=None, repr=False)
 
     @property
     def ready(self) -> bool:
         """Whether every block of the hit has its bytes."""
         return not any(self.loading)
+
+    def check_here(self) -> None:
+        """Raise LeaseError if it is released or suspended."""
+        if self.released:
+            raise LeaseError("the lease is released")
+        if self.away is not None:
+            raise LeaseError("the lease is suspended")
+
+    def check_held(self) -> None:
+        """Raise LeaseError unless all it has is in place."""
+        self.check_here()
+        if not self.ready:
+            raise LeaseError("the lease is not ready: its hit is still on its way")
 
     def may_write(self, block: Block | None) -> bool:
         """Whether the block is this lease's to write in place: nobody else holds what it borrowed
@@ -68,3 +82,6 @@ class Lease:
         if block is None or block.state is not State.PRIVATE:
             return False
         return block not in self.borrowed or block.ref_cnt == 1
+
+
+Notify = Callable[[Lease], None]

@@ -12,7 +12,7 @@ from tierd.block import Block, State
 from tierd.daemon.chain import TierChain
 from tierd.daemon.copy import Copy, Outcome, Place, Transfer
 from tierd.daemon.lease import Lease
-from tierd.daemon.match import first_block
+from tierd.daemon.match import first_block, num_blocks
 from tierd.daemon.pool import BlockPool
 from tierd.errors import OutOfBlocks
 
@@ -76,6 +76,15 @@ class Loads:
         else:  # it waits for none of them: there may be thousands, and nothing is to be cancelled
             lease.borrowed.difference_update(blocks)
             self._chain.tiers[lease.level].pools[group].unpin_all(blocks)
+
+    def cut(self, lease: Lease, room: int) -> None:
+        """A lease lets go of every place past `room` tokens."""
+        for group, size in enumerate(self._sizes):
+            kept = num_blocks(room, size)
+            gone = lease.tables[group][kept:]
+            del lease.tables[group][kept:]
+            self.drop_all(lease, group, gone)
+        lease.room = room
 
     def forget(self, lease: Lease, group: int, block: Block) -> None:
         """The lease waits for the block no longer."""

@@ -29,6 +29,11 @@ def first_block(hit: int, window: int | None, size: int) -> int:
     return 0 if window is None else max(0, hit - window) // size
 
 
+def num_blocks(num_tokens: int, size: int) -> int:
+    """Blocks that hold `num_tokens`."""
+    return -(-num_tokens // size)
+
+
 def check_names(hashes: Sequence[BlockHash]) -> None:
     """Raise LeaseError unless every name of a chain is another, as in every true chain."""
     if len(set(hashes)) != len(hashes):

@@ -13,9 +13,10 @@ from typing import Any
 
 from policies.base import Access, EvictionPolicy, Key
 from policies.belady import Belady
-from tierd.daemon.cache import Step, TieredCache
+from tierd.daemon.cache import TieredCache
 from tierd.daemon.copy import Copy, Outcome, Place, Settle
 from tierd.daemon.pool import BlockPool
+from tierd.daemon.steps import Step
 from tierd.daemon.tier import Tier
 from tierd.daemon.trace import Trace
 from tierd.errors import TierdError

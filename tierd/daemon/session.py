@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from policies.base import Access
 from tierd import protocol
 from tierd.block import Block, BlockHash
-from tierd.daemon.cache import Step
 from tierd.daemon.connection import Connection
 from tierd.daemon.copy import Place
 from tierd.daemon.gate import Gate
@@ -22,6 +21,7 @@ from tierd.daemon.greeting import Peer
 from tierd.daemon.lease import Lease
 from tierd.daemon.match import check_names
 from tierd.daemon.namespace import Namespace
+from tierd.daemon.steps import Step
 from tierd.daemon.tenant import Tenant
 from tierd.daemon.upkeep import Prefetch
 from tierd.errors import LeaseError, OutOfBlocks, ProtocolError, TierdError

@@ -15,7 +15,7 @@ from tierd.block import Block, State
 from tierd.daemon.chain import TierChain
 from tierd.daemon.lease import Away, Lease
 from tierd.daemon.loads import Loads
-from tierd.daemon.match import first_block
+from tierd.daemon.match import first_block, num_blocks
 from tierd.errors import OutOfBlocks
 
 
@@ -32,7 +32,7 @@ class Suspension:
         Raises OutOfBlocks, nothing changed.
         """
         tables = [
-            table[: _blocks(num_tokens, size)]
+            table[: num_blocks(num_tokens, size)]
             for table, size in zip(lease.tables, self._sizes, strict=True)
         ]
         known = [
@@ -79,13 +79,13 @@ class Suspension:
         home = self._chain.tiers[lease.level]
         found: list[list[Block | None]] = []  # what is in its place still
         for group, size in enumerate(self._sizes):
-            entries = lease.away[group][: _blocks(hit, size)]
+            entries = lease.away[group][: num_blocks(hit, size)]
             found.append([home.pools[group].get(e.key) if e and e.key else None for e in entries])
             for block in found[group]:
                 if block is not None:
                     home.pools[group].pin(block)
         need = [
-            _blocks(hit, size)
+            num_blocks(hit, size)
             - sum(
                 block is not None or entry is None
                 for block, entry in zip(found[g], lease.away[g], strict=False)
@@ -209,8 +209,3 @@ class Suspension:
             way = (group, entry.level, entry.block, place)
             self._chain.load(*way, iter(()), access, lease.level)
         return place
-
-
-def _blocks(num_tokens: int, size: int) -> int:
-    """Blocks that hold `num_tokens`."""
-    return -(-num_tokens // size)
