@@ -168,6 +168,7 @@ class Volume(ABC):
         """From now on the volume has another budget, and leaves other room free; see `open`.
 
         What is over a smaller budget stays until it is given back or dropped; nothing grows before.
+        Both hold even if this raises `OSError`.
         """
 
     @abstractmethod

@@ -132,9 +132,10 @@ class SsdVolume(Volume):
 
     def limit(self, nbytes: int, min_free_nbytes: int) -> None:
         self._budget, self._min_free_nbytes = nbytes, min_free_nbytes
-        for name, files in self._files.items():
+        for files in self._files.values():
             files.min_free_nbytes = min_free_nbytes
-            self._cover(name, self._documents[name])
+        for name, document in list(self._documents.items()):
+            self._cover(name, document)
 
     def give_back(self, name: str, ids: range) -> None:
         if not self._is_open(name):

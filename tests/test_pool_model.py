@@ -1,4 +1,7 @@
-"""A pool agrees with a dict of plain facts, whatever is done to it (I4)."""
+"""A pool agrees with a dict of plain facts, whatever is done to it (I4).
+
+Its policy gives way to another one of the same kind at any moment, in pieces: nobody can tell.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,8 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from policies.lru import LRU
 from tests.test_pool import NOW, make_pool, name, states
 from tierd.block import Block, BlockHash, State
+from tierd.daemon.handover import Handover
 from tierd.errors import OutOfBlocks
 
 
@@ -30,6 +35,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = make_pool(capacity)
         self.model = {block: Fact() for block in self.pool}
         self.order: list[BlockHash] = []  # of findable names, the first to go first
+        self.handover: Handover | None = None
 
     def some(self, *wanted: State) -> list[Block]:
         return [block for block, fact in self.model.items() if fact.state in wanted]
@@ -43,6 +49,21 @@ class PoolMachine(RuleBasedStateMachine):
         assert fact.key is not None
         self.order.remove(fact.key)
         fact.key, fact.state = None, State.PRIVATE if fact.refs else State.FREE
+
+    @precondition(lambda self: self.handover is None)
+    @rule()
+    def exchange(self) -> None:
+        self.handover = self.pool.begin_handover(LRU(0))
+
+    @precondition(lambda self: self.handover is not None)
+    @rule(n=st.integers(1, 4))
+    def hand(self, n: int) -> None:
+        assert self.handover is not None
+        if not self.handover.hand(n, NOW):
+            self.pool.end_handover(self.handover)
+            assert list(self.handover.new.victims()) == self.order
+            assert self.pool.policy.capacity == self.pool.capacity
+            self.handover = None
 
     @rule(n=st.integers(0, 4))
     def allocate(self, n: int) -> None:

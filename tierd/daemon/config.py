@@ -27,7 +27,7 @@ from tierd.daemon.values import (
     Size,
     absolute,
     form,
-    layers,
+    layer_range,
     optional,
     table,
     text,
@@ -193,7 +193,7 @@ class Rule(Section):
     tenant: Annotated[str | None, optional(text)] = None
     model: Annotated[str | None, optional(text)] = None
     attention: Annotated[Attention | None, optional(word(Attention))] = None
-    layers: Annotated[str | None, optional(layers)] = None
+    layers: Annotated[str | None, optional(layer_range)] = None
     policy: Annotated[str, text]
     options: Annotated[Mapping[str, object], table] = field(default_factory=dict)
 

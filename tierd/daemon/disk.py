@@ -121,7 +121,10 @@ class Disk:
         self.nbytes = self._slabs.nbytes = int(config.size * share)
         self._sweep.sparse = config.sparse
         await self._let_drop()
-        await asyncio.to_thread(self._volume.limit, self.nbytes, config.min_free)
+        try:
+            await asyncio.to_thread(self._volume.limit, self.nbytes, config.min_free)
+        except OSError as error:
+            log.warning("%s: the arrays say nothing of the new size: %s", self._tenant, error)
         await asyncio.to_thread(self._find_unused, in_use)
         self._shrink.start()
         self._sweep.stir()

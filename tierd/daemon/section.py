@@ -86,7 +86,7 @@ class Section:
             if is_live(key):
                 values[key.name] = now
             elif isinstance(was, Section) and isinstance(now, Section):
-                values[key.name] = was.taking(now)
+                values[key.name] = parsed(key.name, now, was.taking)
         return replace(self, **values)
 
 

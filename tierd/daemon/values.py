@@ -130,7 +130,7 @@ def optional(parse: Callable[[object], _Value]) -> Callable[[object], _Value | N
     return lambda value: None if value is None else parse(value)
 
 
-def layers(value: object) -> str:
+def layer_range(value: object) -> str:
     """A range of layers, as "0-9", or one of them, as "12"."""
     match = isinstance(value, str) and re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", value)
     if not match or int(match[2] or match[1]) < int(match[1]):
