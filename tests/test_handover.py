@@ -45,9 +45,9 @@ class TestHandingOver(PolicyTests):
         return Handing(LRU(capacity), S3FIFO(capacity))
 
 
-class TestHandingOverToLearned(PolicyTests):
+class TestHandingOverFromAHand(PolicyTests):
     def make(self, capacity: int) -> EvictionPolicy:
-        return Handing(WTinyLFU(capacity), Learned(capacity))
+        return Handing(Sieve(capacity), WTinyLFU(capacity))
 
 
 @pytest.mark.parametrize(("old", "new"), list(permutations(KINDS, 2)))
