@@ -1,6 +1,7 @@
 """A pool agrees with a dict of plain facts, whatever is done to it (I4).
 
-Its policy gives way to another one of the same kind at any moment, in pieces: nobody can tell.
+Its policy gives way to another one of the same kind at any moment, in pieces, and no key is lost;
+from then on the order is the policy's word.
 """
 
 from collections import Counter
@@ -14,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from policies.lru import LRU
 from tests.test_pool import NOW, make_pool, name, states
 from tierd.block import Block, BlockHash, State
-from tierd.daemon.handover import Handover
 from tierd.errors import OutOfBlocks
 
 
@@ -35,10 +35,18 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = make_pool(capacity)
         self.model = {block: Fact() for block in self.pool}
         self.order: list[BlockHash] = []  # of findable names, the first to go first
-        self.handover: Handover | None = None
+        self.successor: LRU | None = None  # of the policy
+        self.in_order = True
 
     def some(self, *wanted: State) -> list[Block]:
         return [block for block, fact in self.model.items() if fact.state in wanted]
+
+    def follow(self) -> None:
+        """Take the policy's order, which must be of the same keys."""
+        if not self.in_order:
+            order = [BlockHash(key) for key in self.pool.policy.victims()]  # type: ignore[arg-type]
+            assert sorted(order) == sorted(self.order)
+            self.order = order
 
     def idle(self) -> list[BlockHash]:
         ready = {f.key for f in self.model.values() if f.state is State.COMMITTED and not f.refs}
@@ -50,20 +58,19 @@ class PoolMachine(RuleBasedStateMachine):
         self.order.remove(fact.key)
         fact.key, fact.state = None, State.PRIVATE if fact.refs else State.FREE
 
-    @precondition(lambda self: self.handover is None)
+    @precondition(lambda self: self.successor is None)
     @rule()
     def exchange(self) -> None:
-        self.handover = self.pool.begin_handover(LRU(0))
+        self.successor, self.in_order = LRU(0), False
+        self.pool.exchange(self.successor)
 
-    @precondition(lambda self: self.handover is not None)
+    @precondition(lambda self: self.successor is not None)
     @rule(n=st.integers(1, 4))
-    def hand(self, n: int) -> None:
-        assert self.handover is not None
-        if not self.handover.hand(n, NOW):
-            self.pool.end_handover(self.handover)
-            assert list(self.handover.new.victims()) == self.order
-            assert self.pool.policy.capacity == self.pool.capacity
-            self.handover = None
+    def hand_over(self, n: int) -> None:
+        if not self.pool.hand_over(n, NOW):
+            assert self.pool.policy is self.successor
+            assert self.successor.capacity == self.pool.capacity
+            self.successor = None
 
     @rule(n=st.integers(0, 4))
     def allocate(self, n: int) -> None:
@@ -137,6 +144,7 @@ class PoolMachine(RuleBasedStateMachine):
             with pytest.raises(OutOfBlocks):
                 self.pool.victims(n)
             return
+        self.follow()
         victims = self.pool.victims(n)
         assert [block.key for block in victims] == self.idle()[:n]
         for block in victims:
@@ -176,6 +184,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def agree(self) -> None:
+        self.follow()
         facts = self.model.values()
         assert states(self.pool) == Counter(fact.state for fact in facts)
         assert sum(self.pool.counts.values()) == self.pool.capacity == len(self.model)

@@ -73,18 +73,16 @@ class Namespace:
             asyncio.get_running_loop(),
             _LEAST_HANDED,
         )
-        handover, more = pool.begin_handover(policy), True
-        while more:
-            begin = time.thread_time()
-            more = handover.hand(piece, Access(loop.time()))
+        pool.exchange(policy)
+        begin = time.thread_time()
+        while pool.hand_over(piece, Access(loop.time())):
             took = time.thread_time() - begin
-            piece = (
-                max(_LEAST_HANDED, piece // 2)
-                if took > _HANDING_S
-                else min(2 * piece, _MOST_HANDED)
-            )
+            if took > _HANDING_S:
+                piece = max(_LEAST_HANDED, piece // 2)
+            elif took < _HANDING_S / 3:
+                piece = min(2 * piece, _MOST_HANDED)
             await asyncio.sleep(0)
-        pool.end_handover(handover)
+            begin = time.thread_time()
 
     def _pause(self, level: int) -> None:
         """A medium refused a write: nothing new goes there for a while; what it has is served."""

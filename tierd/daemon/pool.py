@@ -34,6 +34,7 @@ class BlockPool:
     def __init__(self, policy: EvictionPolicy, span: int = 0) -> None:
         self.span = span
         self._policy = policy
+        self._handover: Handover | None = None  # then it is the policy
         self._blocks: dict[BlockId, Block] = {}
         self._free: dict[BlockId, Block] = {}  # the next to be taken last
         self._findable: dict[BlockHash, Block] = {}
@@ -63,17 +64,19 @@ class BlockPool:
         """What orders the findable blocks, to be read."""
         return self._policy
 
-    def begin_handover(self, policy: EvictionPolicy) -> Handover:
-        """Begin to exchange the policy for one that knows nothing yet: the caller hands over, and
-        `end_handover`s once nothing is left. The pool may be used as ever."""
-        handover = Handover(self._policy, policy, self._parent_of)
-        self._policy = handover
-        return handover
+    def exchange(self, policy: EvictionPolicy) -> None:
+        """Begin to exchange the policy for one that knows nothing yet; `hand_over` then, until it
+        says that nothing is left. Meanwhile the pool may be used as ever."""
+        self._policy = self._handover = Handover(self._policy, policy, self._parent_of)
 
-    def end_handover(self, handover: Handover) -> None:
-        """All is handed over: the new policy goes on alone."""
-        assert self._policy is handover, "another handover has begun"
-        self._policy = handover.new
+    def hand_over(self, n: int, access: Access) -> bool:
+        """Hand `n` of the keys to the new policy; whether any is left. If none is, that decides
+        alone from now on."""
+        assert self._handover is not None, "no exchange has begun"
+        more = self._handover.hand(n, access)
+        if not more:
+            self._policy, self._handover = self._handover.new, None
+        return more
 
     def get(self, key: BlockHash) -> Block | None:
         """The loading or committed block of that name."""

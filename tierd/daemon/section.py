@@ -86,8 +86,15 @@ class Section:
             if is_live(key):
                 values[key.name] = now
             elif isinstance(was, Section) and isinstance(now, Section):
-                values[key.name] = parsed(key.name, now, was.taking)
+                values[key.name] = _inside(key.name, was, now)
         return replace(self, **values)
+
+
+def _inside(name: str, was: Section, now: Section) -> Section:
+    try:
+        return was.taking(now)
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error}") from error
 
 
 def is_live(key: Field[Any]) -> bool:
