@@ -120,6 +120,11 @@ class EvictionPolicy(ABC):
         Valid until the next call of another method.
         """
 
+    def residents(self) -> Iterator[Key]:
+        """Yield the resident keys once each, about as `victims` does, but finding one takes no
+        longer the more there are: for whoever takes all. Valid as `victims` is."""
+        return self.victims()
+
     def evict(self, key: Key) -> None:
         """The pool gave up `key`, one of `victims()`. Ghost lists remember it here."""
         self.remove(key)

@@ -9,7 +9,7 @@ knows no path and no time.
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from policies.base import Access, EvictionPolicy, Key
@@ -87,6 +87,9 @@ class S3FIFO(EvictionPolicy):
     def _unused(self, uses: int) -> Iterator[Key]:
         """What the hand finds in the main queue the time that `uses` have been taken off."""
         return (key for key, count in self._main.items() if max(count, 0) == uses)
+
+    def residents(self) -> Iterator[Key]:
+        return chain(self._small, self._main)  # used or not
 
     def state(self) -> Mapping[str, Any]:
         return {

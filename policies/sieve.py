@@ -10,6 +10,7 @@ What the pool cannot give up is passed over as well. It knows no path and no tim
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from policies.base import Access, EvictionPolicy, Key
@@ -54,6 +55,9 @@ class Sieve(EvictionPolicy):
         for used in (False, True):
             for queue in (self._ahead, self._passed):
                 yield from (key for key, bit in queue.items() if (bit == _USED) is used)
+
+    def residents(self) -> Iterator[Key]:
+        return chain(self._ahead, self._passed)  # used or not
 
     def state(self) -> Mapping[str, Any]:
         return {

@@ -37,6 +37,9 @@ class PolicyTests(ABC):
     def test_every_resident_key_is_a_victim_exactly_once(self, policy: EvictionPolicy) -> None:
         assert sorted(policy.victims()) == [1, 2, 3, 4, 5]  # type: ignore[type-var]
 
+    def test_every_resident_key_is_told_of_exactly_once(self, policy: EvictionPolicy) -> None:
+        assert sorted(policy.residents()) == [1, 2, 3, 4, 5]  # type: ignore[type-var]
+
     def test_a_key_that_was_never_used_is_a_victim_too(self) -> None:
         policy = self.make(8)
         policy.insert(1, None, Access(0.0))

@@ -164,6 +164,14 @@ class Volume(ABC):
         """Reserve one more slab for an open array: the new ids, or None if the budget is spent."""
 
     @abstractmethod
+    def limit(self, nbytes: int, min_free_nbytes: int) -> None:
+        """From now on the volume has another budget, and leaves other room free; see `open`.
+
+        What is over a smaller budget stays until it is given back or dropped; nothing grows before.
+        Both hold even if this raises `OSError`.
+        """
+
+    @abstractmethod
     def give_back(self, name: str, ids: range) -> None:
         """Give one of `slabs(name)` of an open array back, with all that lies in it.
 

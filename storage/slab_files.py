@@ -45,7 +45,7 @@ class SlabFiles:
         self.geometry = geometry
         self._root = root
         self._flags = flags
-        self._min_free_nbytes = min_free_nbytes
+        self.min_free_nbytes = min_free_nbytes
         self._making = threading.Lock()
         self._fds: dict[int, int] = {}
         self._made: dict[int, int] = {}  # slab -> bytes, by what the file system says
@@ -252,8 +252,8 @@ class SlabFiles:
         if slab not in self._slabs:
             raise OSError(errno.ENOSPC, "no slab is reserved here", str(self.path(slab)))
         disk = os.statvfs(self._root)
-        if disk.f_bavail * disk.f_frsize < self._min_free_nbytes + self.geometry.footprint:
-            message = f"a slab would leave less than {self._min_free_nbytes} bytes free"
+        if disk.f_bavail * disk.f_frsize < self.min_free_nbytes + self.geometry.footprint:
+            message = f"a slab would leave less than {self.min_free_nbytes} bytes free"
             raise OSError(errno.ENOSPC, message, str(self.path(slab)))
 
 

@@ -130,6 +130,13 @@ class SsdVolume(Volume):
             return None
         return files.reserve()
 
+    def limit(self, nbytes: int, min_free_nbytes: int) -> None:
+        self._budget, self._min_free_nbytes = nbytes, min_free_nbytes
+        for files in self._files.values():
+            files.min_free_nbytes = min_free_nbytes
+        for name, document in list(self._documents.items()):
+            self._cover(name, document)
+
     def give_back(self, name: str, ids: range) -> None:
         if not self._is_open(name):
             raise ValueError(f"array {name} is not open")
@@ -165,16 +172,25 @@ class SsdVolume(Volume):
         if geometry.block_nbytes != block_nbytes:
             held = geometry.block_nbytes
             raise ValueError(f"array {name} has blocks of {held} bytes, not of {block_nbytes}")
-        most = max(1, self._budget // geometry.footprint) * geometry.num_slots
-        if document is None:
-            document = ArrayDocument(geometry, most, attributes)
-            self._catalog.drop(name)  # of an array that somebody else deleted
-            self._hierarchy.create(name, document)
-            self._files[name] = self._slab_files(name, geometry)
-        elif document.shape_slots < most:
-            document = ArrayDocument(geometry, most, document.attributes)
-            self._hierarchy.replace(name, document)
+        if document is not None:
+            self._cover(name, document)
+            return
+        document = ArrayDocument(geometry, self._most_slots(geometry), attributes)
+        self._catalog.drop(name)  # of an array that somebody else deleted
+        self._hierarchy.create(name, document)
+        self._files[name] = self._slab_files(name, geometry)
         self._documents[name] = document
+
+    def _cover(self, name: str, document: ArrayDocument) -> None:
+        """See that an array's document has a shape that covers all the budget has room for."""
+        most = self._most_slots(document.geometry)
+        if document.shape_slots < most:
+            document = ArrayDocument(document.geometry, most, document.attributes)
+            self._hierarchy.replace(name, document)
+            self._documents[name] = document
+
+    def _most_slots(self, geometry: Geometry) -> int:
+        return max(1, self._budget // geometry.footprint) * geometry.num_slots
 
     def _slab_files(self, name: str, geometry: Geometry) -> SlabFiles:
         return SlabFiles(self._hierarchy.root / name, geometry, self._flags, self._min_free_nbytes)

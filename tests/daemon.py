@@ -49,10 +49,21 @@ class Daemon:
         self.log = folder / "log"
         self.status_at_end: Status | None = None
         self.complaints = 0  # ERROR lines of the log that a test provoked
-        self._config = folder / "tierd.toml"
-        self._config.write_text(_config(folder, self.socket, device, host, ssd) + more)
+        self.config = folder / "tierd.toml"
+        self.configure(device=device, host=host, ssd=ssd, more=more)
         self._process: subprocess.Popen[bytes] | None = None
         self._strangers: set[int] = set()
+
+    def configure(
+        self,
+        *,
+        device: str = "2MiB",
+        host: str = "2MiB",
+        ssd: str | None = "16MiB",
+        more: str = "",
+    ) -> None:
+        """Write the file, of which a running daemon knows nothing before it reloads."""
+        self.config.write_text(_config(self.folder, self.socket, device, host, ssd) + more)
 
     @property
     def pid(self) -> int:
@@ -111,7 +122,7 @@ class Daemon:
         with _notifications(self.folder / "notify.sock") as (address, wait):
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tierd", "serve", "--config", str(self._config)],
+                    [sys.executable, "-m", "tierd", "serve", "--config", str(self.config)],
                     env=os.environ | {"NOTIFY_SOCKET": address, "PYTHONWARNINGS": "error"},
                     stderr=log,
                 )

@@ -1,4 +1,8 @@
-"""A pool agrees with a dict of plain facts, whatever is done to it (I4)."""
+"""A pool agrees with a dict of plain facts, whatever is done to it (I4).
+
+Its policy gives way to another one of the same kind at any moment, in pieces, and no key is lost;
+from then on the order is the policy's word.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from policies.lru import LRU
 from tests.test_pool import NOW, make_pool, name, states
 from tierd.block import Block, BlockHash, State
 from tierd.errors import OutOfBlocks
@@ -30,9 +35,18 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = make_pool(capacity)
         self.model = {block: Fact() for block in self.pool}
         self.order: list[BlockHash] = []  # of findable names, the first to go first
+        self.successor: LRU | None = None  # of the policy
+        self.in_order = True
 
     def some(self, *wanted: State) -> list[Block]:
         return [block for block, fact in self.model.items() if fact.state in wanted]
+
+    def follow(self) -> None:
+        """Take the policy's order, which must be of the same keys."""
+        if not self.in_order:
+            order = [BlockHash(key) for key in self.pool.policy.victims()]  # type: ignore[arg-type]
+            assert sorted(order) == sorted(self.order)
+            self.order = order
 
     def idle(self) -> list[BlockHash]:
         ready = {f.key for f in self.model.values() if f.state is State.COMMITTED and not f.refs}
@@ -43,6 +57,20 @@ class PoolMachine(RuleBasedStateMachine):
         assert fact.key is not None
         self.order.remove(fact.key)
         fact.key, fact.state = None, State.PRIVATE if fact.refs else State.FREE
+
+    @precondition(lambda self: self.successor is None)
+    @rule()
+    def exchange(self) -> None:
+        self.successor, self.in_order = LRU(0), False
+        self.pool.exchange(self.successor)
+
+    @precondition(lambda self: self.successor is not None)
+    @rule(n=st.integers(1, 4))
+    def hand_over(self, n: int) -> None:
+        if not self.pool.hand_over(n, NOW):
+            assert self.pool.policy is self.successor
+            assert self.successor.capacity == self.pool.capacity
+            self.successor = None
 
     @rule(n=st.integers(0, 4))
     def allocate(self, n: int) -> None:
@@ -116,6 +144,7 @@ class PoolMachine(RuleBasedStateMachine):
             with pytest.raises(OutOfBlocks):
                 self.pool.victims(n)
             return
+        self.follow()
         victims = self.pool.victims(n)
         assert [block.key for block in victims] == self.idle()[:n]
         for block in victims:
@@ -155,6 +184,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def agree(self) -> None:
+        self.follow()
         facts = self.model.values()
         assert states(self.pool) == Counter(fact.state for fact in facts)
         assert sum(self.pool.counts.values()) == self.pool.capacity == len(self.model)

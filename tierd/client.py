@@ -109,6 +109,13 @@ class Client:
         """What `tierd status --json` prints."""
         return protocol.parse(self.call(Op.STATUS, protocol.dump({})))
 
+    def reload(self) -> dict[str, Any]:
+        """Have the daemon read its configuration again: what changed, what needs a restart.
+
+        Only for the daemon's own user and root (Refused). Raises ConfigError: nothing changed.
+        """
+        return protocol.parse(self.call(Op.RELOAD, protocol.dump({})))
+
     def call(self, op: Op, body: bytes, take: Callable[[bytes], None] | None = None) -> bytes:
         """One request and its reply, which `take` gets before any push that came after it.
 

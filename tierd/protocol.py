@@ -57,6 +57,7 @@ class Op(IntEnum):
     TRUNCATE = 12  # leases and lengths -> the room that is left, u32 each
     SUSPEND = 13  # a lease and its length
     RESUME = 14  # a lease -> as ACQUIRE
+    RELOAD = 64  # an operator's: JSON {} -> JSON {path, changed, needs_restart}
 
 
 class Kind(IntEnum):

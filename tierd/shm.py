@@ -21,6 +21,7 @@ _MAP_FIXED, _MAP_FAILED = 0x10, ctypes.c_void_p(-1).value
 _MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_COLLAPSE = 10, 14, 25
 _HUGE = 2 << 20
 _POPULATE = 32 << 20  # bytes backed at a time
+_PUNCH_HOLE, _KEEP_SIZE = 0x2, 0x1  # of fallocate
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -33,6 +34,7 @@ _libc.mmap.argtypes = [
     ctypes.c_long,
 ]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
@@ -59,25 +61,32 @@ class SharedMemory:
         fcntl.fcntl(fd, _F_ADD_SEALS, _SHRINK | _GROW | _SEAL)
         return cls(fd, nbytes)
 
-    def populate(self, stop: threading.Event) -> int:
-        """Back the memory with pages now, huge ones where the kernel allows: reading it is then up
-        to 1.4 times as fast (kernels.md 2.1), for every process that maps it.
+    def populate(self, stop: threading.Event, first: int = 0, nbytes: int | None = None) -> int:
+        """Back the memory, or `nbytes` of it from `first` on, with pages now, huge ones where the
+        kernel allows: reading it is then up to 1.4 times as fast (kernels.md 2.1), for every
+        process that maps it.
 
         This takes a second a GiB; `stop` ends it early. Returns the bytes on huge pages. What the
         kernel refuses is left to be backed by the first write, page by page.
         """
-        huge = 0
-        for start in range(0, self.nbytes, _POPULATE):
-            nbytes = min(_POPULATE, self.nbytes - start)
+        huge, end = 0, self.nbytes if nbytes is None else first + nbytes
+        for start in range(first, end, _POPULATE):
+            size = min(_POPULATE, end - start)
             if stop.is_set():
                 break
             try:
-                os.posix_fallocate(self.fd, start, nbytes)
+                os.posix_fallocate(self.fd, start, size)
             except OSError:
                 break  # memory is short, or the daemon has closed it
-            if not _libc.madvise(self._address + start, nbytes, _MADV_COLLAPSE):
-                huge += nbytes
+            if not _libc.madvise(self._address + start, size, _MADV_COLLAPSE):
+                huge += size
         return huge
+
+    def discard(self, start: int, nbytes: int) -> None:
+        """Give pages back to the system, for every process that maps them: they read as zeros, and
+        are backed again by the first write. Raises OSError."""
+        if _libc.fallocate(self.fd, _PUNCH_HOLE | _KEEP_SIZE, start, nbytes):
+            raise OSError(ctypes.get_errno(), "cannot give memory back")
 
     def close(self) -> None:
         """Give the mapping up; whoever still holds a view of it keeps it until they drop it."""

@@ -5,14 +5,17 @@
     A's blocks|  0  |  1  |  2  | x                      x: not whole inside A's run, so no id
 
 Adjacent extents of one owner share the block across their edge, so the waste is under one block a
-run. This is arithmetic: the memory itself is the daemon's.
+run. Extents may be *withheld*, so that nobody gets them: the others are the arena's size, which so
+may change. This is arithmetic: the memory itself is the daemon's.
 """
 
 from collections import Counter
 from collections.abc import Hashable
 from itertools import groupby
+from typing import Final
 
 EXTENT_NBYTES = 2 << 20
+_WITHHELD: Final = object()  # the owner of what nobody gets
 
 
 class Arena:
@@ -23,12 +26,57 @@ class Arena:
         self._owners: list[Hashable | None] = [None] * (nbytes // extent_nbytes)
         self._num_free = len(self._owners)
         self._num_held: Counter[Hashable] = Counter()
-        # Few long runs instead of many short ones: less is lost at their edges.
-        self.step = max(1, len(self._owners) // 16)
+        self._limit = len(self._owners)  # extents that are not to be withheld
+        self._dry: list[int] = []  # withheld since they were last asked for
+
+    @property
+    def step(self) -> int:
+        """Extents of a run: few long ones instead of many short ones, less is lost at edges."""
+        return max(1, self._num_extents // 16)
 
     @property
     def nbytes(self) -> int:
-        return len(self._owners) * self.extent_nbytes
+        return self._num_extents * self.extent_nbytes
+
+    @property
+    def nbytes_over(self) -> int:
+        """What is still to be withheld: its owners have to give it back first."""
+        return (self._num_extents - self._limit) * self.extent_nbytes
+
+    @property
+    def _num_extents(self) -> int:
+        return len(self._owners) - self._num_held[_WITHHELD]
+
+    def resize(self, nbytes: int) -> list[tuple[int, int]]:
+        """Withhold all but `nbytes`, the free extents at once and others as they are given back, or
+        give withheld ones out again: the runs `(first, past the last)` of these."""
+        self._limit = min(nbytes // self.extent_nbytes, len(self._owners))
+        self._withhold(range(len(self._owners)))
+        back: list[int] = []
+        for extent, owner in enumerate(self._owners):
+            if owner is _WITHHELD and self._num_extents < self._limit:
+                self._owners[extent] = None
+                self._num_held[_WITHHELD] -= 1
+                back.append(extent)
+        self._num_free += len(back)
+        self._dry = [extent for extent in self._dry if self._owners[extent] is _WITHHELD]
+        return _runs(back)
+
+    def withheld(self) -> list[tuple[int, int]]:
+        """Runs of extents that were withheld since the last call."""
+        dry, self._dry = self._dry, []
+        return _runs(sorted(dry))
+
+    def _withhold(self, extents: range) -> None:
+        """Withhold those that are free, the last first, as far as the size is too large."""
+        for extent in reversed(extents):
+            if self._num_extents <= self._limit:
+                return
+            if self._owners[extent] is None:
+                self._owners[extent] = _WITHHELD
+                self._num_held[_WITHHELD] += 1
+                self._num_free -= 1
+                self._dry.append(extent)
 
     @property
     def nbytes_free(self) -> int:
@@ -87,6 +135,7 @@ class Arena:
         self._owners[start:stop] = [None] * (stop - start)
         self._num_free += stop - start
         self._num_held[owner] -= stop - start
+        self._withhold(range(start, stop))
 
     def release(self, owner: Hashable) -> None:
         """Take back every extent of `owner`."""
@@ -123,3 +172,14 @@ class Arena:
         """Blocks whole inside extents `first` to `last`."""
         start, stop = first * self.extent_nbytes, last * self.extent_nbytes
         return range(-(-start // block_nbytes), stop // block_nbytes)
+
+
+def _runs(extents: list[int]) -> list[tuple[int, int]]:
+    """Ascending extents as runs `(first, past the last)`."""
+    runs: list[tuple[int, int]] = []
+    for extent in extents:
+        if runs and runs[-1][1] == extent:
+            runs[-1] = runs[-1][0], extent + 1
+        else:
+            runs.append((extent, extent + 1))
+    return runs

@@ -10,7 +10,7 @@ One part is on its way at a time. It owns the task; who deserves what is decided
 import asyncio
 
 from tierd.block import BlockHash, State
-from tierd.daemon.fair import Claim, can_spare, donors
+from tierd.daemon.fair import Claim, can_spare, donors, yielding
 from tierd.daemon.holder import Holder, Owner, Part, Space
 from tierd.daemon.vacate import vacate
 
@@ -94,6 +94,17 @@ class Balance:
                     break
                 if await self._take(donor, part) and self._give(needy):
                     return True
+        return False
+
+    async def withdraw(self) -> bool:
+        """The medium shrinks: empty a part of whoever has the most to give, and give it back;
+        whether any could be emptied."""
+        async with self.one:
+            for claim in yielding(list(self._claims().values()), self._space.nbytes):
+                holder = next(h for h in self.holders() if h.owner == claim.owner)
+                for part in await self._cheapest(holder, holder):
+                    if await vacate(self._space, holder, part, evict=True):
+                        return True
         return False
 
     def _claims(self) -> dict[Owner, Claim]:

@@ -158,6 +158,11 @@ class TierChain:
         if at_hand < low:
             self._copy_down(level, group, dirty[:limit], level + 1, access, pin=False)
 
+    def set_watermarks(self, level: int, watermarks: tuple[float, float]) -> None:
+        """Other ones from now on, for one tier."""
+        self.tiers[level].watermarks = watermarks
+        self._enough.clear()
+
     def lags(self) -> bool:
         """Whether so many places were taken since `clean_ahead` last looked that it should again.
 

@@ -41,6 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--socket", metavar="PATH", help="where it listens")
     status.add_argument("--json", action="store_true", help="everything, as JSON")
     status.set_defaults(run=_status)
+    reload = commands.add_parser("reload", help="have the daemon read its configuration again")
+    reload.add_argument("--socket", metavar="PATH", help="where it listens")
+    reload.set_defaults(run=_reload)
     config = commands.add_parser("config", help="look at a configuration file")
     verbs = config.add_subparsers(required=True, metavar="VERB")
     check = verbs.add_parser("check", help="check FILE and print what it says in full")
@@ -97,7 +100,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    run(_config(arguments.config))
+    run(_config(arguments.config), arguments.config)
     return 0
 
 
@@ -189,6 +192,22 @@ def _status(arguments: argparse.Namespace) -> int:
         status = client.status()
     status["sessions"] = [s for s in status["sessions"] if s["namespace"] or s["quarantined"]]
     print(json.dumps(status, indent=2) if arguments.json else "\n".join(_report(status)))
+    return 0
+
+
+def _reload(arguments: argparse.Namespace) -> int:
+    from tierd.client import connect
+
+    with connect(arguments.socket) as client:
+        try:
+            told = client.reload()
+        except ConfigError as error:
+            print(f"tierd: {error}; nothing has changed", file=sys.stderr)
+            return 1
+    for changes, when in (("changed", ""), ("needs_restart", " (after a restart)")):
+        for change in told[changes]:
+            print(f"{change['key']}: {change['old'] or '-'} -> {change['new'] or '-'}{when}")
+    print(f"{told['path']} is in force")
     return 0
 
 

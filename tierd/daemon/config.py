@@ -2,7 +2,8 @@
 
 Every section is valid from the moment it exists. Policies are found and made once here, so that a
 wrong option is an error of the file and not of the first request. Nothing here knows a layout or
-the machine: whether a size fits is found out by whoever asks for the memory.
+the machine: whether a size fits is found out by whoever asks for the memory. What is `LIVE` may
+change while a daemon runs; the rest needs a restart.
 """
 
 import inspect
@@ -11,13 +12,27 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from storage.base import Durability
 from tierd.daemon import plugins
-from tierd.daemon.section import Section, check_known, parsed
-from tierd.daemon.values import GIB, MIB, Integer, Number, Size, absolute, form, table, text, word
+from tierd.daemon.section import LIVE, Section, check_known, parsed
+from tierd.daemon.values import (
+    GIB,
+    MIB,
+    Integer,
+    Number,
+    Size,
+    absolute,
+    form,
+    layer_range,
+    optional,
+    table,
+    text,
+    word,
+)
 from tierd.errors import ConfigError
 from tierd.protocol import default_socket
 
@@ -33,9 +48,9 @@ _MAX_SOCKET = 107  # bytes of a Unix socket's address
 class TierConfig(Section):
     """What every tier has: a size, and a policy with its keyword arguments."""
 
-    size: Annotated[int, Size(EXTENT, multiple=EXTENT)] = 1 * GIB
-    policy: Annotated[str, text] = "lru"
-    options: Annotated[Mapping[str, object], table] = field(default_factory=dict)
+    size: Annotated[int, Size(EXTENT, multiple=EXTENT), LIVE] = 1 * GIB
+    policy: Annotated[str, text, LIVE] = "lru"
+    options: Annotated[Mapping[str, object], table, LIVE] = field(default_factory=dict)
 
     def check(self) -> None:
         found = _named("policy", self.policy, plugins.policy)
@@ -44,9 +59,24 @@ class TierConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig(TierConfig):
-    """A tier with one below it: it keeps so large a part of its places free or clean."""
+    """A tier with one below it: it keeps so large a part of its places free or clean. Its size may
+    grow up to what is reserved."""
 
-    watermarks: Annotated[tuple[float, float], Number(0, 1).rising] = (0.05, 0.1)
+    reserve: Annotated[int | None, Size(EXTENT, multiple=EXTENT).optional] = None
+    watermarks: Annotated[tuple[float, float], Number(0, 1).rising, LIVE] = (0.05, 0.1)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of address space."""
+        return self.size if self.reserve is None else self.reserve
+
+    def check(self) -> None:
+        TierConfig.check(self)
+        if self.reserved < self.size:
+            raise ConfigError(
+                f"reserve = {Size.form(self.reserved)}: must be at least the size, "
+                f"{Size.form(self.size)}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +86,7 @@ class DeviceConfig(MemoryConfig):
     store: Annotated[str, text] = "cpu"
 
     def check(self) -> None:
-        TierConfig.check(self)
+        MemoryConfig.check(self)
         _named("store", self.store, plugins.store)
 
 
@@ -64,7 +94,7 @@ class DeviceConfig(MemoryConfig):
 class HostConfig(MemoryConfig):
     """Pinned memory. A size of 0 leaves the tier out."""
 
-    size: Annotated[int, Size(EXTENT, multiple=EXTENT, or_zero=True)] = 4 * GIB
+    size: Annotated[int, Size(EXTENT, multiple=EXTENT, or_zero=True), LIVE] = 4 * GIB
 
     @classmethod
     def unless_empty(cls, raw: object) -> "HostConfig | None":
@@ -78,10 +108,10 @@ class SsdConfig(TierConfig):
     """A folder: at most `size` bytes of it, a `slab` at a time, leaving `min_free` to others."""
 
     path: Annotated[Path, absolute]
-    size: Annotated[int, Size(1 * MIB)] = 16 * GIB
-    min_free: Annotated[int, Size(0)] = 1 * GIB
+    size: Annotated[int, Size(1 * MIB), LIVE] = 16 * GIB
+    min_free: Annotated[int, Size(0), LIVE] = 1 * GIB
     slab: Annotated[int, Size(1 * MIB)] = 64 * MIB
-    sparse: Annotated[float, Number(0, 0.75)] = 0.25
+    sparse: Annotated[float, Number(0, 0.75), LIVE] = 0.25
     durability: Annotated[Durability, word(Durability)] = Durability.BATCH
     store: Annotated[str, text] = "ssd"
 
@@ -140,6 +170,44 @@ class ModelConfig(Section):
     floor: Annotated[int, Size(0)] = 0
 
 
+class TierName(StrEnum):
+    """The tiers, by the names of their sections."""
+
+    DEVICE = "device"
+    HOST = "host"
+    SSD = "ssd"
+
+
+class Attention(StrEnum):
+    """What the layers of a group look back at."""
+
+    FULL = "full"
+    WINDOW = "window"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(Section):
+    """The policy of the pools that fit all its conditions; one that is None fits every pool."""
+
+    tier: Annotated[TierName | None, optional(word(TierName))] = None
+    tenant: Annotated[str | None, optional(text)] = None
+    model: Annotated[str | None, optional(text)] = None
+    attention: Annotated[Attention | None, optional(word(Attention))] = None
+    layers: Annotated[str | None, optional(layer_range)] = None
+    policy: Annotated[str, text]
+    options: Annotated[Mapping[str, object], table] = field(default_factory=dict)
+
+    def check(self) -> None:
+        found = _named("policy", self.policy, plugins.policy)
+        _check_options(found, self.options, capacity=_CAPACITY)
+
+
+def _rules(raw: object) -> tuple[Rule, ...]:
+    if not isinstance(raw, list | tuple):
+        raise ValueError("must be tables, each beginning with [[rules]]")
+    return tuple(parsed(f"{at}", rule, Rule.of) for at, rule in enumerate(raw, 1))
+
+
 def _models(raw: object) -> dict[str, ModelConfig]:
     return {
         name: parsed(_quoted(name), value, ModelConfig.of) for name, value in table(raw).items()
@@ -171,16 +239,19 @@ class Config(Section):
     """All of it. `host` and `ssd` are None where the tier is left out."""
 
     socket: Annotated[Path, absolute] = field(default_factory=lambda: Path(default_socket()))
-    grace: Annotated[float, Number(0, 86400)] = 30.0
-    quarantine_grace: Annotated[float, Number(0, 86400)] = 60.0
-    max_frame: Annotated[int, Size(64 * 1024, at_most=1 * GIB)] = 16 * MIB
+    grace: Annotated[float, Number(0, 86400), LIVE] = 30.0
+    quarantine_grace: Annotated[float, Number(0, 86400), LIVE] = 60.0
+    max_frame: Annotated[int, Size(64 * 1024, at_most=1 * GIB), LIVE] = 16 * MIB
     device: Annotated[DeviceConfig, DeviceConfig.of] = field(default_factory=DeviceConfig)
     host: Annotated[HostConfig | None, HostConfig.unless_empty] = field(default_factory=HostConfig)
     ssd: Annotated[SsdConfig | None, SsdConfig.if_present] = None
     blocks: Annotated[BlocksConfig, BlocksConfig.of] = field(default_factory=BlocksConfig)
-    prefetch: Annotated[PrefetchConfig, PrefetchConfig.of] = field(default_factory=PrefetchConfig)
+    prefetch: Annotated[PrefetchConfig, PrefetchConfig.of, LIVE] = field(
+        default_factory=PrefetchConfig
+    )
     tenants: Annotated[Mapping[str, TenantConfig], _tenants] = field(default_factory=_only_myself)
-    models: Annotated[Mapping[str, ModelConfig], _models] = field(default_factory=dict)
+    models: Annotated[Mapping[str, ModelConfig], _models, LIVE] = field(default_factory=dict)
+    rules: Annotated[tuple[Rule, ...], _rules, LIVE] = ()
 
     @classmethod
     def default(cls) -> Self:
@@ -202,6 +273,15 @@ class Config(Section):
     def check(self) -> None:
         if len(os.fsencode(self.socket)) > _MAX_SOCKET:
             raise ConfigError(f'socket = "{self.socket}": must be at most {_MAX_SOCKET} bytes long')
+        for at, rule in enumerate(self.rules, 1):
+            if rule.tenant is not None and rule.tenant not in self.tenants:
+                known = ", ".join(self.tenants)
+                raise ConfigError(
+                    f"rules.{at}.tenant = {form(rule.tenant)}: there is no such tenant; there are "
+                    f"{known}"
+                )
+            if rule.tier is not None and getattr(self, rule.tier) is None:
+                raise ConfigError(f'rules.{at}.tier = "{rule.tier}": there is no such tier')
 
 
 def describe(config: Config) -> str:

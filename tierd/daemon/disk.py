@@ -7,12 +7,13 @@ in use share it like memory, a slab at a time. What is mostly empty is swept.
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
 from typing import Any, Self
 
+from policies.base import EvictionPolicy
 from storage.base import BlockStore, Volume
 from tierd.block import BlockHash
 from tierd.daemon import plugins
@@ -21,6 +22,7 @@ from tierd.daemon.config import ModelConfig, SsdConfig
 from tierd.daemon.holder import Holder, Owner, holders
 from tierd.daemon.namespace import Namespace
 from tierd.daemon.pool import BlockPool
+from tierd.daemon.shrink import Shrink
 from tierd.daemon.slabs import Slabs, array_name
 from tierd.daemon.sweep import Sweep
 from tierd.daemon.tier import Tier
@@ -37,13 +39,14 @@ class Disk:
 
     def __init__(self, tenant: str, config: SsdConfig, volume: Volume, nbytes: int) -> None:
         self.nbytes = nbytes  # the budget
-        self._tenant, self._config, self._volume = tenant, config, volume
+        self._tenant, self._volume = tenant, volume
         self._unused: list[str] = []  # arrays of layouts not in use, the longest unwritten first
         self._dropping: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "tierd-disk")
         self._slabs = Slabs(volume, nbytes, self._thread)
         self._balance = Balance(self._slabs)
         self._sweep = Sweep(self._slabs, self._balance, config.sparse)
+        self._shrink = Shrink(self._is_over, self._withdraw, self._withdrawn)
 
     @classmethod
     async def open(cls, tenant: str, config: SsdConfig, share: float) -> Self:
@@ -94,12 +97,8 @@ class Disk:
     def _open_arrays(
         self, layout: KVLayout, in_use: Collection[BlockHash], facts: Mapping[str, object]
     ) -> list[BlockStore]:
-        names, live = self._names(layout), {root.hex() for root in in_use}
-        on_disk = self._volume.arrays()
-        self._unused = sorted(
-            (n for n in on_disk if n not in names and n.rpartition("-")[0] not in live),
-            key=lambda unused: on_disk[unused].written_at,
-        )
+        names = self._names(layout)
+        self._find_unused([*in_use, layout.root(self._tenant)])
         return [
             self._volume.array(
                 names[group],
@@ -109,8 +108,43 @@ class Disk:
             for group in range(len(layout.groups))
         ]
 
-    async def tier(self, layout: KVLayout) -> Tier:
-        """The tier over the arrays of a layout, which are open."""
+    def _find_unused(self, in_use: Collection[BlockHash]) -> None:
+        live, on_disk = {root.hex() for root in in_use}, self._volume.arrays()
+        self._unused = sorted(
+            (name for name in on_disk if name.rpartition("-")[0] not in live),
+            key=lambda unused: on_disk[unused].written_at,
+        )
+
+    async def resize(self, config: SsdConfig, share: float, in_use: Collection[BlockHash]) -> None:
+        """Have the budget, the floor for others and the bar of the sweep that `config` says. What
+        is over a smaller budget is given back in the background."""
+        self.nbytes = self._slabs.nbytes = int(config.size * share)
+        self._sweep.sparse = config.sparse
+        await self._let_drop()
+        try:
+            await asyncio.to_thread(self._volume.limit, self.nbytes, config.min_free)
+        except OSError as error:
+            log.warning("%s: the arrays say nothing of the new size: %s", self._tenant, error)
+        await asyncio.to_thread(self._find_unused, in_use)
+        self._shrink.start()
+        self._sweep.stir()
+
+    def _is_over(self) -> bool:
+        return self._volume.nbytes > self.nbytes
+
+    async def _withdraw(self) -> bool:
+        """Give one slab, or one array that nobody uses, back."""
+        if self._unused:
+            self._drop()
+            await self._let_drop()
+            return True
+        return await self._balance.withdraw()
+
+    async def _withdrawn(self) -> None:
+        pass  # what is deleted is the file system's already
+
+    async def tier(self, layout: KVLayout, policies: Sequence[EvictionPolicy]) -> Tier:
+        """The tier over the arrays of a layout, which are open, a policy each."""
         root, names = layout.root(self._tenant), self._names(layout)
 
         def grow(group: int) -> range | None:
@@ -119,8 +153,8 @@ class Disk:
                 self._make_room((root, group))
             return ids
 
-        policy, options = plugins.policy(self._config.policy), self._config.options
-        pools = [BlockPool(policy(0, **options), self._volume.slab(n).num_blocks) for n in names]
+        spans = [self._volume.slab(name).num_blocks for name in names]
+        pools = [BlockPool(policy, span) for policy, span in zip(policies, spans, strict=True)]
         for name, pool in zip(names, pools, strict=True):
             # There may be a million, and nobody has the pool yet.
             await asyncio.to_thread(pool.grow, chain.from_iterable(self._volume.slabs(name)))
@@ -137,6 +171,7 @@ class Disk:
 
     async def rest(self) -> None:
         """Move no more blocks: the daemon is about to end."""
+        await self._shrink.close()
         await self._sweep.close()
         await self._balance.close()
 
@@ -172,10 +207,20 @@ class Disk:
 
     def _make_room(self, owner: Owner) -> None:
         """The budget is spent: arrays that nobody uses give way, then who has too much."""
-        if self._unused and self._dropping is None:
-            self._dropping = asyncio.create_task(self._drop_unused())
+        if self._unused:
+            self._drop()
         elif self._dropping is None:
             self._balance.want(owner)
+
+    def _drop(self) -> None:
+        """One array that nobody uses gives way, unless one is about to."""
+        if self._dropping is None:
+            self._dropping = asyncio.create_task(self._drop_unused())
+
+    async def _let_drop(self) -> None:
+        """Wait for an array that is about to go."""
+        if self._dropping:
+            await asyncio.wait([self._dropping])
 
     async def _drop_unused(self) -> None:
         name = self._unused.pop(0)
@@ -190,7 +235,6 @@ class Disk:
     async def close(self) -> None:
         """Flush and close the volume; its stores are closed before."""
         await self.rest()
-        if self._dropping:
-            await self._dropping
+        await self._let_drop()
         self._thread.shutdown()
         await asyncio.to_thread(self._volume.close)

@@ -53,3 +53,14 @@ def donors(needy: Claim, claims: Sequence[Claim], nbytes: int) -> list[Claim]:
     ]
     willing = [(a, over, o) for a, over, o in giving if not a or (entitled and over > 0)]
     return [other for _, _, other in sorted(willing, key=lambda g: (g[0], -g[1]))]
+
+
+def yielding(claims: Sequence[Claim], nbytes: int) -> list[Claim]:
+    """Who gives something up when the medium shrinks to `nbytes`, in the order to be asked: who is
+    above its floor, of those who has no engine, then who holds the most above its fair share."""
+
+    def order(claim: Claim) -> tuple[bool, bool, float]:
+        over = claim.nbytes - fair_share(claim, claims, nbytes)
+        return claim.nbytes <= claim.floor, claim.active, -over
+
+    return sorted((claim for claim in claims if claim.nbytes), key=order)

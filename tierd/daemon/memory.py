@@ -3,43 +3,83 @@
 Memory is made elsewhere and handed in. A namespace joins with a pool for each of its layer groups,
 which grow out of the arena a run of extents at a time; when nothing is free, the balance takes runs
 from those that have more than their fair share (`[models.NAME]`), and first from who has no engine.
+Its size may change, up to what there is of memory: what is not used of it goes back to the system.
 """
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from policies.base import EvictionPolicy
 from storage.base import BlockStore
+from storage.batch import hop
 from tierd.block import BlockHash
-from tierd.daemon import plugins
-from tierd.daemon.arena import Arena
+from tierd.daemon.arena import EXTENT_NBYTES, Arena
 from tierd.daemon.balance import Balance
-from tierd.daemon.config import MemoryConfig, ModelConfig
+from tierd.daemon.config import ModelConfig
 from tierd.daemon.extents import Extents
 from tierd.daemon.holder import holders
 from tierd.daemon.namespace import Namespace
+from tierd.daemon.pool import BlockPool
+from tierd.daemon.shrink import Shrink
 from tierd.daemon.tier import Tier
 from tierd.layout import KVLayout
 
+log = logging.getLogger("tierd.memory")
+
+Discard = Callable[[int, int], None]  # gives bytes of the memory, from an offset on, to the system
+
 
 class Memory:
-    """Made over `data`, `nbytes` of memory that a store of class `kind` takes blocks of."""
+    """Made over `data`, memory that a store of class `kind` takes blocks of; all of it is in use
+    until `resize`. `close` ends what moves blocks."""
 
     def __init__(
         self,
         name: str,
-        config: MemoryConfig,
         kind: type[BlockStore],
         data: Any,
         copiers: ThreadPoolExecutor,
+        discard: Discard | None = None,
     ) -> None:
-        self.name, self._config = name, config
-        self._kind, self._data, self._copiers = kind, data, copiers
+        self.name, self._kind, self._data, self._copiers = name, kind, data, copiers
+        self._discard = discard
         self.arena = Arena(data.nbytes)
         self.balance = Balance(Extents(self.arena))
+        self._discarding = asyncio.Lock()
+        self._shrink = Shrink(self._is_over, self.balance.withdraw, self._give_up)
 
-    def tier(self, layout: KVLayout, owner: BlockHash) -> Tier:
-        """A tier of empty pools for a layout; `owner` is its namespace's root."""
+    async def resize(self, nbytes: int) -> list[tuple[int, int]]:
+        """Have so many bytes of the memory in use: more at once, `(offset, bytes)` of which are
+        returned, fewer as soon as they are emptied, in the background."""
+        async with self._discarding:  # what goes back to the system is not given out meanwhile
+            back = self.arena.resize(nbytes)
+        self._shrink.start()
+        return [(a * EXTENT_NBYTES, (b - a) * EXTENT_NBYTES) for a, b in back]
+
+    def _is_over(self) -> bool:
+        return self.arena.nbytes_over > 0
+
+    async def _give_up(self) -> None:
+        """Give what nobody gets any more back to the system."""
+        async with self._discarding:
+            for start, stop in self.arena.withheld():
+                nbytes = (stop - start) * EXTENT_NBYTES
+                if self._discard is not None:
+                    try:
+                        await hop(self._copiers, self._discard, start * EXTENT_NBYTES, nbytes)
+                    except OSError as error:
+                        log.warning("%s: %d bytes are kept: %s", self.name, nbytes, error)
+
+    async def close(self) -> None:
+        """Move no more blocks: the daemon is about to end."""
+        await self._shrink.close()
+        await self.balance.close()
+
+    def tier(self, layout: KVLayout, owner: BlockHash, policies: Sequence[EvictionPolicy]) -> Tier:
+        """A tier of empty pools for a layout, a policy each; `owner` is its namespace's root."""
         sizes = _sizes(layout)
 
         def grow(group: int) -> list[int] | None:
@@ -48,10 +88,7 @@ class Memory:
                 self.balance.want((owner, group))
             return ids
 
-        policy = plugins.policy(self._config.policy)
-        tier = Tier.of(self.name, policy, self._config.options, sizes, grow)
-        tier.watermarks = self._config.watermarks
-        return tier
+        return Tier(self.name, [BlockPool(policy) for policy in policies], grow)
 
     def stores(self, layout: KVLayout) -> list[BlockStore]:
         """The stores of a layout's groups over this memory."""
@@ -92,6 +129,8 @@ class Memory:
         """Facts for `tierd status`, as JSON."""
         return {
             "nbytes": self.arena.nbytes,
+            "nbytes_reserved": self._data.nbytes,
+            "nbytes_over": self.arena.nbytes_over,
             "nbytes_free": self.arena.nbytes_free,
             "nbytes_rebalanced": self.balance.nbytes_moved,
         }

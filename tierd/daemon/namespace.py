@@ -6,10 +6,11 @@ what they committed stays findable. Nothing here knows sockets.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from policies.base import PrefetchPolicy
+from policies.base import Access, EvictionPolicy, PrefetchPolicy
 from storage.base import BlockStore
 from tierd.block import HASH_NBYTES, BlockHash, BlockId
 from tierd.daemon.cache import TieredCache
@@ -24,6 +25,8 @@ from tierd.layout import KVLayout
 log = logging.getLogger("tierd.namespace")
 
 _PLAIN_TAG = 2 * HASH_NBYTES + 1  # its name and its parent's
+_LEAST_HANDED, _MOST_HANDED = 16, 1024  # keys that change hands at once,
+_HANDING_S = 0.0003  # so many as take about so long (I11)
 _PAUSE_S = 10.0  # how long a medium that refused a write is left alone
 
 
@@ -61,6 +64,25 @@ class Namespace:
                 adopted += await asyncio.to_thread(pool.adopt, found)
         self.upkeep.start()
         return adopted
+
+    async def exchange(self, level: int, group: int, policy: EvictionPolicy) -> None:
+        """Have another policy decide at one pool, which goes on serving while its residents are
+        handed over, some at a time."""
+        pool, loop, piece = (
+            self.tiers[level].pools[group],
+            asyncio.get_running_loop(),
+            _LEAST_HANDED,
+        )
+        pool.exchange(policy)
+        begin = time.thread_time()
+        while pool.hand_over(piece, Access(loop.time())):
+            took = time.thread_time() - begin
+            if took > _HANDING_S:
+                piece = max(_LEAST_HANDED, piece // 2)
+            elif took < _HANDING_S / 3:
+                piece = min(2 * piece, _MOST_HANDED)
+            await asyncio.sleep(0)
+            begin = time.thread_time()
 
     def _pause(self, level: int) -> None:
         """A medium refused a write: nothing new goes there for a while; what it has is served."""
@@ -146,7 +168,11 @@ class Namespace:
         for group, pool in enumerate(tier.pools):
             states = {state.word: count for state, count in pool.counts.items()}
             nbytes = self.layout.block_nbytes(group)
-            groups.append({"capacity": pool.capacity, "block_nbytes": nbytes, **states})
+            facts: dict[str, Any] = {
+                "policy": type(pool.policy).__name__,
+                "capacity": pool.capacity,
+            }
+            groups.append({**facts, "block_nbytes": nbytes, **states})
         used = sum((g["capacity"] - g["free"]) * g["block_nbytes"] for g in groups)
         return {"name": tier.name, "paused": tier.paused, "nbytes_used": used, "groups": groups}
 

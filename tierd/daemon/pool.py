@@ -17,8 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
-from policies.base import Access, EvictionPolicy
+from policies.base import Access, EvictionPolicy, Key
 from tierd.block import Block, BlockHash, BlockId, State
+from tierd.daemon.handover import Handover
 from tierd.errors import OutOfBlocks
 
 Adopted = tuple[BlockId, BlockHash, BlockHash | None, Sequence[BlockHash]]  # place, and its names
@@ -33,6 +34,7 @@ class BlockPool:
     def __init__(self, policy: EvictionPolicy, span: int = 0) -> None:
         self.span = span
         self._policy = policy
+        self._handover: Handover | None = None  # then it is the policy
         self._blocks: dict[BlockId, Block] = {}
         self._free: dict[BlockId, Block] = {}  # the next to be taken last
         self._findable: dict[BlockHash, Block] = {}
@@ -56,6 +58,25 @@ class BlockPool:
     def counts(self) -> Mapping[State, int]:
         """How many places are in each state."""
         return {state: self._counts[state] for state in State}
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        """What orders the findable blocks, to be read."""
+        return self._policy
+
+    def exchange(self, policy: EvictionPolicy) -> None:
+        """Begin to exchange the policy for one that knows nothing yet; `hand_over` then, until it
+        says that nothing is left. Meanwhile the pool may be used as ever."""
+        self._policy = self._handover = Handover(self._policy, policy, self._parent_of)
+
+    def hand_over(self, n: int, access: Access) -> bool:
+        """Hand `n` of the keys to the new policy; whether any is left. If none is, that decides
+        alone from now on."""
+        assert self._handover is not None, "no exchange has begun"
+        more = self._handover.hand(n, access)
+        if not more:
+            self._policy, self._handover = self._handover.new, None
+        return more
 
     def get(self, key: BlockHash) -> Block | None:
         """The loading or committed block of that name."""
@@ -128,11 +149,14 @@ class BlockPool:
         return True
 
     def adopt(self, found: Iterable[Adopted]) -> int:
-        """Take up blocks that a former life left in free places, as the newest: place and names of
-        each. Returns how many; those in no such place, or whose name is known, are not taken. There
-        may be millions: where that is too long, let nobody else have the pool yet.
+        """Take up blocks that a former life left in free places: place and names of each. Returns
+        how many; those in no such place, or whose name is known, are not taken. What the policy
+        remembers of that life is where it was in its order, the rest the newest; what it remembers
+        and is not found is gone. There may be millions: where that is too long, let nobody else
+        have the pool yet.
         """
         blocks, findable, insert = self._blocks, self._findable, self._policy.insert
+        remembered = set(self._policy.victims()).difference(findable)
         span, live = self.span, self._live
         free, committed, access = State.FREE, State.COMMITTED, Access(0.0)
         num_adopted = 0
@@ -144,10 +168,15 @@ class BlockPool:
             findable[key] = block
             for name in inner:
                 self._inner[name] = block
-            insert(key, parent, access)
+            if key in remembered:
+                remembered.remove(key)
+            else:
+                insert(key, parent, access)
             if span:
                 live[block_id // span] += 1
             num_adopted += 1
+        for lost in remembered:
+            self._policy.remove(lost)
         self._counts[free] -= num_adopted
         self._counts[committed] += num_adopted
         self._free = {i: block for i, block in self._free.items() if block.state is free}
@@ -317,6 +346,9 @@ class BlockPool:
     def when_freed(self, n: int, call: Callable[[], None]) -> None:
         """Call once, when `n` more places have become free."""
         self._until_freed, self._when_freed = n, call
+
+    def _parent_of(self, key: Key) -> Key | None:
+        return self._findable[key].parent  # type: ignore[index]
 
     def __iter__(self) -> Iterator[Block]:
         return iter(self._blocks.values())

@@ -2,18 +2,32 @@
 
 Each field carries its parser in `Annotated`, so a value from a file and one from code pass the same
 check; a table inside is a field whose parser is that section's `of`. An error is a `ConfigError`
-that starts with the dotted key, seen from the section it is raised by. It knows none of our keys.
+that starts with the dotted key, seen from the section it is raised by. A field that is `LIVE`, with
+all inside it, may change while a daemon runs by it. It knows none of our keys.
 """
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, Self, TypeVar
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from typing import Any, Final, Self, TypeVar
 
 from tierd.daemon.values import Size, form, form_key
 from tierd.errors import ConfigError
 
 _Value = TypeVar("_Value")
+
+LIVE: Final = "live"  # in a field's `Annotated`, after its parser
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key whose value differs between two sections, as TOML ("" where there is none), and whether
+    the new one may be taken while the old one is in use."""
+
+    key: str
+    old: str
+    new: str
+    live: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +63,42 @@ class Section:
         inside: list[tuple[str, object]] = []
         for key in fields(self):
             value = getattr(self, key.name)
-            if isinstance(value, Section | Mapping):
+            if isinstance(value, Section | Mapping) or _several(value):
                 inside.append((f"{name}.{key.name}".lstrip("."), value))
             elif value is not None:
-                shown = Size.form(value) if isinstance(_parser(key), Size) else form(value)
-                yield f"{key.name} = {shown}"
+                yield f"{key.name} = {_shown(key, value)}"
         for below, value in inside:
             yield from _table(below, value)
+
+    def changes(self, new: Self, name: str = "", *, live: bool = False) -> Iterator[Change]:
+        """What differs in `new`; `name` and `live` are those of the section itself."""
+        for key in fields(self):
+            was, now = getattr(self, key.name), getattr(new, key.name)
+            if was != now:
+                dotted = f"{name}.{key.name}".lstrip(".")
+                yield from _changes(dotted, key, was, now, live or is_live(key))
+
+    def taking(self, new: Self) -> Self:
+        """This section with what is `LIVE` of `new`. Raises `ConfigError` if the two do not fit."""
+        values: dict[str, Any] = {}
+        for key in fields(self):
+            was, now = getattr(self, key.name), getattr(new, key.name)
+            if is_live(key):
+                values[key.name] = now
+            elif isinstance(was, Section) and isinstance(now, Section):
+                values[key.name] = _inside(key.name, was, now)
+        return replace(self, **values)
+
+
+def _inside(name: str, was: Section, now: Section) -> Section:
+    try:
+        return was.taking(now)
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error}") from error
+
+
+def is_live(key: Field[Any]) -> bool:
+    return LIVE in key.type.__metadata__  # type: ignore[union-attr]
 
 
 def parsed(name: str, value: object, parser: Callable[[object], _Value]) -> _Value:
@@ -85,10 +128,51 @@ def _parser(key: Field[Any]) -> Callable[[object], object]:
     return parser
 
 
-def _table(name: str, value: object) -> Iterator[str]:
+def _changes(name: str, key: Field[Any], was: Any, now: Any, live: bool) -> Iterator[Change]:
+    if isinstance(was, Section) and isinstance(now, Section):
+        yield from was.changes(now, name, live=live)
+    elif _of_sections(was) or _of_sections(now):
+        for item in dict.fromkeys([*was, *now]):
+            a, b = was.get(item), now.get(item)
+            if a != b:
+                yield from _changes(f"{name}.{form_key(item)}", key, a, b, live)
+    else:
+        yield Change(name, _shown(key, was), _shown(key, now), live)
+
+
+def _shown(key: Field[Any], value: Any) -> str:
+    """A value as TOML, on one line; "" for None."""
+    if value is None:
+        return ""
     if isinstance(value, Section):
+        keys = [(inner, getattr(value, inner.name)) for inner in fields(value)]
+        shown = [f"{inner.name} = {_shown(inner, v)}" for inner, v in keys if v not in (None, {})]
+        return f"{{{', '.join(shown)}}}"
+    if _several(value):
+        return f"[{', '.join(_shown(key, section) for section in value)}]"
+    return Size.form(value) if _is_size(key) else form(value)
+
+
+def _is_size(key: Field[Any]) -> bool:
+    parser = _parser(key)
+    return isinstance(getattr(parser, "__self__", parser), Size)
+
+
+def _several(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(item, Section) for item in value)
+
+
+def _of_sections(value: object) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(v, Section) for v in value.values())
+
+
+def _table(name: str, value: Any) -> Iterator[str]:
+    if _several(value):
+        for section in value:
+            yield from ("", f"[[{name}]]", *section.lines(name))
+    elif isinstance(value, Section):
         yield from ("", f"[{name}]", *value.lines(name))
-    elif isinstance(value, Mapping) and any(isinstance(item, Section) for item in value.values()):
+    elif _of_sections(value):
         for key, item in value.items():
             yield from _table(f"{name}.{form_key(key)}", item)
     elif isinstance(value, Mapping) and value:

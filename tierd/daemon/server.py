@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from tierd import protocol
@@ -32,9 +33,10 @@ from tierd.daemon.monitor import (
     process_facts,
 )
 from tierd.daemon.namespace import Namespace
+from tierd.daemon.reload import Reload, Reloaded
 from tierd.daemon.session import Session
 from tierd.daemon.tenant import Tenant
-from tierd.errors import ProtocolError, Refused, TierdError
+from tierd.errors import ConfigError, ProtocolError, Refused, TierdError
 from tierd.protocol import Kind, Op
 from tierd.shm import CudaMemory, SharedMemory
 
@@ -46,8 +48,8 @@ _ANSWERING_S = 5.0  # what running calls get at shutdown
 _COPIERS = 2  # threads for copies between memory tiers
 
 
-def run(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT."""
+def run(config: Config, path: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the configuration from `path` again."""
     selector = WatchedSelector()
     _raise_file_limit()
 
@@ -55,16 +57,16 @@ def run(config: Config) -> None:
         return asyncio.SelectorEventLoop(selector)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(Server(config, selector).serve())
+        runner.run(Server(config, selector, path).serve())
 
 
 class Server:
     """One daemon. `sessions` holds every engine not yet known to be gone."""
 
-    def __init__(self, config: Config, selector: WatchedSelector | None = None) -> None:
+    def __init__(
+        self, config: Config, selector: WatchedSelector | None = None, path: Path | None = None
+    ) -> None:
         self.config = config
-        self.max_frame = config.max_frame
-        self.quarantine_grace = config.quarantine_grace
         self.boot = uuid.uuid4().hex
         self.sessions: set[Session] = set()
         self.protocol_errors = 0
@@ -77,6 +79,8 @@ class Server:
         self._stop = asyncio.Event()
         self._all_idle = asyncio.Event()
         self._saving: asyncio.Task[int] | None = None
+        self._reload, self._reloading = Reload(config, path), asyncio.Lock()
+        self._reloads: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
         """Startup, then serve until told to stop, then shutdown."""
@@ -99,6 +103,36 @@ class Server:
             self._saving.cancel()
         self._stop.set()
 
+    async def reload(self) -> Reloaded:
+        """Read the configuration again and go on by it. Raises ConfigError, and nothing changed."""
+        async with self._reloading:
+            try:
+                found = await self._reload.read(self.config)
+            except ConfigError as error:
+                log.warning("the configuration is as it was: %s", error)
+                raise
+            self.config = found.config
+            for change in found.changes:
+                when = "" if change.live else ", after a restart"
+                log.info("%s: %s -> %s%s", change.key, change.old, change.new, when)
+            for warning in _warnings(found.config):
+                log.warning("%s", warning)
+            for tenant in self._tenants.values():
+                await tenant.reconfigure(found.config)
+            log.info("%s is in force", found.path)
+            return found
+
+    def _hang_up(self) -> None:
+        """SIGHUP: reload; whoever sent it finds what came of it in the log."""
+
+        async def reload() -> None:
+            with suppress(ConfigError):
+                await self.reload()
+
+        task = asyncio.create_task(reload())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
     # -- startup and shutdown ------------------------------------------------------------------
 
     async def _startup(self) -> None:
@@ -113,7 +147,7 @@ class Server:
 
     async def _shutdown(self) -> None:
         """Answer what was asked, save what only memory holds, give everything back."""
-        for task in self._greetings:
+        for task in self._greetings | self._reloads:
             task.cancel()
         for session in self.sessions:
             session.quiesce()
@@ -151,14 +185,14 @@ class Server:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
+        calls = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop, signal.SIGHUP: self._hang_up}
+        for number, call in calls.items():
             with suppress(ValueError, RuntimeError):  # not the main thread: a test runs us
-                loop.add_signal_handler(number, self.stop)
+                loop.add_signal_handler(number, call)
         try:
             yield
         finally:
-            for number in numbers:
+            for number in calls:
                 with suppress(ValueError, RuntimeError):
                     loop.remove_signal_handler(number)
 

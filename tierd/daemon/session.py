@@ -24,7 +24,7 @@ from tierd.daemon.namespace import Namespace
 from tierd.daemon.steps import Step
 from tierd.daemon.tenant import Tenant
 from tierd.daemon.upkeep import Prefetch
-from tierd.errors import LeaseError, OutOfBlocks, ProtocolError, TierdError
+from tierd.errors import ConfigError, LeaseError, OutOfBlocks, ProtocolError, Refused, TierdError
 from tierd.fence import CudaFence
 from tierd.layout import KVLayout
 from tierd.protocol import AddedBlocks, Frame, LeaseState, Op
@@ -40,7 +40,7 @@ class Session(Connection):
 
     def __init__(self, server: "Server", tenant: Tenant, peer: Peer, level: int) -> None:
         """`level`: of the memory that the peer was given."""
-        super().__init__(f"pid {peer.pid}", server.max_frame)
+        super().__init__(f"pid {peer.pid}", server.config.max_frame)
         self.peer, self.tenant, self.level = peer, tenant, level
         self.namespace: Namespace | None = None  # None again once the leases are given back
         self._resident: Namespace | None = None  # whose memory the engine may still write
@@ -263,9 +263,25 @@ class Session(Connection):
         self.answer_later(frame, self._status_later(frame))
 
     async def _status_later(self, frame: Frame) -> None:
-        operator = self.peer.uid in (0, os.getuid())
-        status = await self._server.status(None if operator else self.tenant)
+        status = await self._server.status(None if self._is_operator else self.tenant)
         self.answer(frame, protocol.dump(status))
+
+    def _reload(self, frame: Frame) -> None:
+        if not self._is_operator:
+            raise Refused(f"uid {self.peer.uid} may not reload the configuration")
+        self.answer_later(frame, self._reload_later(frame))
+
+    async def _reload_later(self, frame: Frame) -> None:
+        try:
+            found = await self._server.reload()
+        except ConfigError as error:
+            self.refuse(frame, error)
+        else:
+            self.answer(frame, protocol.dump(found.to_json()))
+
+    @property
+    def _is_operator(self) -> bool:
+        return self.peer.uid in (0, os.getuid())
 
     def _goodbye(self, frame: Frame) -> None:
         self._clean = True
@@ -359,7 +375,9 @@ class Session(Connection):
         if not self._quarantined:
             self._depart()
         if self._quarantined and self.peer.pidfd is None and self._grace is None:
-            self._grace = self._loop.call_later(self._server.quarantine_grace, self._peer_died)
+            self._grace = self._loop.call_later(
+                self._server.config.quarantine_grace, self._peer_died
+            )
         if not self.connected and not self._quarantined:
             self._end()
 
@@ -429,6 +447,7 @@ _SERVES: dict[int, Callable[[Session, Frame], None]] = {
     Op.RESUME: Session._resume,
     Op.STATUS: Session._status,
     Op.GOODBYE: Session._goodbye,
+    Op.RELOAD: Session._reload,
 }
 
 

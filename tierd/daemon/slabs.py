@@ -13,11 +13,7 @@ class Slabs:
     `thread` is where slabs are deleted."""
 
     def __init__(self, volume: Volume, nbytes: int, thread: ThreadPoolExecutor) -> None:
-        self._volume, self._nbytes, self._thread = volume, nbytes, thread
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
+        self._volume, self.nbytes, self._thread = volume, nbytes, thread
 
     def held(self, holder: Holder) -> int:
         name = array_name(holder.owner)

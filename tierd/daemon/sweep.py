@@ -23,7 +23,7 @@ class Sweep:
     """
 
     def __init__(self, space: Space, balance: Balance, sparse: float) -> None:
-        self._space, self._balance, self._sparse = space, balance, sparse
+        self._space, self._balance, self.sparse = space, balance, sparse
         self._stirred = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.slabs_freed = 0
@@ -71,7 +71,7 @@ class Sweep:
             (live, part.start, part)
             for part in self._space.parts(holder, holder)
             if part.start not in tried
-            and (live := pool.live(part.ids)) < self._sparse * len(part.ids)
+            and (live := pool.live(part.ids)) < self.sparse * len(part.ids)
             and live + spare <= pool.num_free - (len(part.ids) - live)
         ]
         return min(found, key=lambda entry: entry[:2])[2] if found else None

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from policies.base import EvictionPolicy, PrefetchPolicy
 from storage.base import Row
 from storage.host import pin
 from tierd.block import BlockHash
-from tierd.daemon import collector, plugins, sizing
+from tierd.daemon import collector, plugins, rules, sizing
 from tierd.daemon.arena import EXTENT_NBYTES
-from tierd.daemon.config import Config, ModelConfig
+from tierd.daemon.config import Config, MemoryConfig, ModelConfig
 from tierd.daemon.disk import Disk
 from tierd.daemon.fragmentation import internal
 from tierd.daemon.lease import Lease
@@ -48,20 +49,24 @@ class Tenant:
         self._device_store = plugins.store(config.device.store)
         self._host_store = plugins.store("host")
         self.device: SharedMemory | CudaMemory = (
-            CudaMemory.create(_part(config.device.size, share))
+            CudaMemory.create(_part(config.device.reserved, share))
             if config.device.store == "cuda"
-            else SharedMemory.create(f"tierd-device-{name}", _part(config.device.size, share))
+            else SharedMemory.create(f"tierd-device-{name}", _part(config.device.reserved, share))
         )
         self.host = (
-            SharedMemory.create(f"tierd-host-{name}", _part(config.host.size, share))
+            SharedMemory.create(f"tierd-host-{name}", _part(config.host.reserved, share))
             if config.host
             else None
         )
         data = self.device.tensor if isinstance(self.device, CudaMemory) else self.device.array
-        self._memories = [Memory("device", config.device, self._device_store, data, copiers)]
-        if self.host and config.host:
-            host = Memory("host", config.host, self._host_store, self.host.array, copiers)
-            self._memories.append(host)
+        # What a GPU's driver has pinned, or is its own memory, does not go back to the system.
+        shared = isinstance(self.device, SharedMemory)
+        discard = self.device.discard if isinstance(self.device, SharedMemory) else None
+        self._memories = [Memory("device", self._device_store, data, copiers, discard)]
+        if self.host:
+            discard = self.host.discard if shared else None
+            memory = Memory("host", self._host_store, self.host.array, copiers, discard)
+            self._memories.append(memory)
         self._disk: Disk | None = None
         self._stop = threading.Event()  # of what goes on in threads
         self._populating: asyncio.Task[None] | None = None
@@ -77,8 +82,8 @@ class Tenant:
         """Pin host memory where there is a GPU, and open the tenant's folder of the SSD."""
         for memory in self._memories:
             memory.balance.start()
-        if isinstance(self.device, SharedMemory):
-            self._populating = asyncio.create_task(self._populate(self.device))
+            await memory.resize(self._size(self._config, memory))
+        self._populate([(0, self._size(self._config, self._memories[0]))])
         if self.host and isinstance(self.device, CudaMemory):
             self._pins = await asyncio.to_thread(pin, self.host.array)
         if (ssd := self._config.ssd) is not None:
@@ -109,15 +114,74 @@ class Tenant:
             raise ValueError("the device tier lies on no GPU")
         return self.device.device
 
-    async def _populate(self, memory: SharedMemory) -> None:
-        """Back the memory that engines compute on, while they attach already."""
-        self._huge = await asyncio.to_thread(memory.populate, self._stop)
-        log.info(
-            "%s: %d of %d bytes of the device tier lie on huge pages",
-            self.name,
-            self._huge,
-            memory.nbytes,
-        )
+    @staticmethod
+    def _tier(config: Config, memory: Memory) -> MemoryConfig:
+        tier = config.device if memory.name == "device" else config.host
+        assert tier is not None, "a tier comes and goes with the daemon"
+        return tier
+
+    def _size(self, config: Config, memory: Memory) -> int:
+        """Bytes of a memory tier that are to be in use."""
+        return _part(self._tier(config, memory).size, config.tenants[self.name].share)
+
+    @property
+    def _device_nbytes(self) -> int:
+        """What of the hottest tier is in use."""
+        return self._memories[0].arena.nbytes
+
+    def _populate(self, parts: Sequence[tuple[int, int]]) -> None:
+        """Back parts, `(offset, bytes)`, of the memory that engines compute on, meanwhile."""
+        if isinstance(self.device, SharedMemory) and parts:
+            self._populating = asyncio.create_task(self._back(self.device, parts))
+
+    async def _back(self, memory: SharedMemory, parts: Sequence[tuple[int, int]]) -> None:
+        for start, nbytes in parts:
+            huge = await asyncio.to_thread(memory.populate, self._stop, start, nbytes)
+            self._huge = (self._huge or 0) + huge
+        log.info("%s: %d bytes of the device tier lie on huge pages", self.name, self._huge)
+
+    async def reconfigure(self, config: Config) -> None:
+        """Go on by another configuration, which differs in what is `LIVE`. What is to be smaller
+        shrinks in the background."""
+        async with self._attaching:  # whoever attaches meanwhile waits
+            old, self._config = self._config, config
+            await self._resize(config)
+            for namespace in self.namespaces.values():
+                await self._change(namespace, old, config)
+
+    async def _resize(self, config: Config) -> None:
+        if self._populating:
+            await asyncio.wait([self._populating])  # it would back again what is given up
+        for memory in self._memories:
+            more = await memory.resize(self._size(config, memory))
+            if memory is self._memories[0]:
+                self._populate(more)
+        if self._disk and config.ssd:
+            in_use = [namespace.layout.root(self.name) for namespace in self.namespaces.values()]
+            await self._disk.resize(config.ssd, config.tenants[self.name].share, in_use)
+
+    async def _change(self, namespace: Namespace, old: Config, new: Config) -> None:
+        if new.prefetch != old.prefetch:
+            namespace.upkeep.guess_by(_prefetch(new))
+        self._join(namespace)
+        for level, memory in enumerate(self._memories):
+            watermarks = self._tier(new, memory).watermarks
+            namespace.cache.chain.set_watermarks(level, watermarks)
+        namespace.upkeep.stir()
+        for level, tier in enumerate(namespace.tiers):
+            args = tier.name, self.name, namespace.name, namespace.layout
+            pairs = zip(rules.choices(old, *args), rules.choices(new, *args), strict=True)
+            for group, (was, now) in enumerate(pairs):
+                if now != was:
+                    await namespace.exchange(level, group, now.make())
+                    log.info(
+                        "%s: %s, group %d: %s by %s",
+                        namespace.name,
+                        tier.name,
+                        group,
+                        now.policy,
+                        now.why,
+                    )
 
     async def attach(self, name: str, wanted: KVLayout) -> Namespace:
         """The namespace of `wanted`, made if need be; an engine more is in it.
@@ -148,17 +212,17 @@ class Tenant:
 
     async def _with_blocks(self, wanted: KVLayout) -> KVLayout:
         """The layout with the layer groups that the configured policy chooses, if it has none."""
-        if wanted.nbytes_per_token() > self.device.nbytes:  # before anything is made of its size
+        if wanted.nbytes_per_token() > self._device_nbytes:  # before anything is made of its size
             raise ValueError(
                 f"layout: a token takes {wanted.nbytes_per_token()} bytes, the device tier has "
-                f"{self.device.nbytes}"
+                f"{self._device_nbytes}"
             )
         layout = wanted if wanted.groups else await self._with_groups(wanted)
         for group in range(len(layout.groups)):
-            if layout.block_nbytes(group) > self.device.nbytes:
+            if layout.block_nbytes(group) > self._device_nbytes:
                 raise ValueError(
                     f"layout: a block of group {group} takes {layout.block_nbytes(group)} bytes, "
-                    f"the device tier has {self.device.nbytes}"
+                    f"the device tier has {self._device_nbytes}"
                 )
         return layout
 
@@ -189,7 +253,11 @@ class Tenant:
 
     async def _create(self, name: str, layout: KVLayout) -> Namespace:
         owner = layout.root(self.name)
-        tiers = [memory.tier(layout, owner) for memory in self._memories]
+        tiers = [
+            m.tier(layout, owner, self._policies(m.name, name, layout)) for m in self._memories
+        ]
+        for tier, memory in zip(tiers, self._memories, strict=True):
+            tier.watermarks = self._tier(self._config, memory).watermarks
         stores = [memory.stores(layout) for memory in self._memories]
         async with AsyncExitStack() as undo:
             if self._disk:
@@ -198,20 +266,27 @@ class Tenant:
                 for array in arrays:
                     undo.push_async_callback(array.close)
                 stores.append(arrays)
-                tiers.append(await self._disk.tier(layout))
+                tiers.append(await self._disk.tier(layout, self._policies("ssd", name, layout)))
             largest = max(layout.block_nbytes(group) for group in range(len(layout.groups)))
             staging = self._stage(owner, largest)
-            prefetch = self._config.prefetch
-            policy = plugins.prefetch(prefetch.policy)(**prefetch.options)
-            namespace = Namespace(name, layout, tiers, stores, policy, staging)
+            prefetch = _prefetch(self._config)
+            namespace = Namespace(name, layout, tiers, stores, prefetch, staging)
             adopted = await namespace.recover()
             undo.pop_all()
-        model = self._config.models.get(name, ModelConfig())
-        for level, shared in enumerate(self._shared()):
-            shared.join(namespace, level, owner, model)
+        self._join(namespace)
         namespace.more_room = partial(self._memories[0].more, owner)
         log.info("%s: attached, %d blocks recovered", name, adopted)
         return namespace
+
+    def _policies(self, tier: str, name: str, layout: KVLayout) -> list[EvictionPolicy]:
+        """What a tier's pools of a namespace begin with."""
+        return [c.make() for c in rules.choices(self._config, tier, self.name, name, layout)]
+
+    def _join(self, namespace: Namespace) -> None:
+        """A namespace shares the media, by what the configuration says of its model."""
+        model = self._config.models.get(namespace.name, ModelConfig())
+        for level, shared in enumerate(self._shared()):
+            shared.join(namespace, level, namespace.layout.root(self.name), model)
 
     def _stage(self, owner: BlockHash, nbytes: int) -> list[Row]:
         """Pinned rows for the way between an SSD and a GPU; elsewhere one end is memory."""
@@ -235,7 +310,7 @@ class Tenant:
         if self._populating:
             await self._populating
         for shared in self._memories:
-            await shared.balance.close()
+            await shared.close()
         if self._disk:
             await self._disk.rest()
         for namespace in self.namespaces.values():
@@ -288,6 +363,10 @@ class Tenant:
     def _shared(self) -> list[Memory | Disk]:
         """The media that namespaces share, hottest first."""
         return [*self._memories, *([self._disk] if self._disk else [])]
+
+
+def _prefetch(config: Config) -> PrefetchPolicy:
+    return plugins.prefetch(config.prefetch.policy)(**config.prefetch.options)
 
 
 def _part(nbytes: int, share: float) -> int:

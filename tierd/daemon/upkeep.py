@@ -42,7 +42,7 @@ class Upkeep:
 
     def __init__(self, cache: TieredCache, transfer: StoreTransfer, policy: PrefetchPolicy) -> None:
         self._cache, self._transfer = cache, transfer
-        self._policy = None if isinstance(policy, Nothing) else policy  # then nobody is woken
+        self.guess_by(policy)
         self._stirred = asyncio.Event()
         self._prefetches: deque[Prefetch] = deque(maxlen=_MOST_PREFETCHES)
         self._guesses: deque[Prefetch] = deque(maxlen=_MOST_PREFETCHES)
@@ -52,6 +52,10 @@ class Upkeep:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
+
+    def guess_by(self, policy: PrefetchPolicy) -> None:
+        """Have another policy guess from now on, and learn."""
+        self._policy = None if isinstance(policy, Nothing) else policy  # then nobody is woken
 
     def stir(self) -> None:
         """Something has changed: look whether there is something to do."""
@@ -90,14 +94,14 @@ class Upkeep:
 
     async def _consult(self) -> None:
         """Have the policy guess for who came, then learn from who is done."""
-        if self._policy is None:
+        if (policy := self._policy) is None:
             return
         while self._asked:
-            self._guess(self._policy, self._asked.popleft())
+            self._guess(policy, self._asked.popleft())
         while self._used:
             path, access = self._used.popleft(), Access(self._now())
             for stop in range(len(path), 1, -_PIECE):
-                self._policy.record(path[max(0, stop - _PIECE - 1) : stop], access)
+                policy.record(path[max(0, stop - _PIECE - 1) : stop], access)
                 if stop > _PIECE:
                     await asyncio.sleep(0)
 

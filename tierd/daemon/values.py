@@ -20,6 +20,7 @@ MIB = 2**20
 GIB = 2**30
 
 _Word = TypeVar("_Word", bound=StrEnum)
+_Value = TypeVar("_Value")
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KiB": 2**10, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
@@ -44,6 +45,9 @@ class Size:
                 f"must be {zero}from {self.form(self.at_least)} to {self.form(self.at_most)}"
             )
         return size - size % self.multiple
+
+    def optional(self, value: object) -> int | None:
+        return None if value is None else self(value)
 
     @staticmethod
     def form(size: int) -> str:
@@ -119,6 +123,19 @@ def text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a string, and not empty")
     return value
+
+
+def optional(parse: Callable[[object], _Value]) -> Callable[[object], _Value | None]:
+    """The parser of what may also be left out."""
+    return lambda value: None if value is None else parse(value)
+
+
+def layer_range(value: object) -> str:
+    """A range of layers, as "0-9", or one of them, as "12"."""
+    match = isinstance(value, str) and re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", value)
+    if not match or int(match[2] or match[1]) < int(match[1]):
+        raise ValueError('must be a range of layers, such as "0-9", or one, such as "12"')
+    return str(value)
 
 
 def word(kind: type[_Word]) -> Callable[[object], _Word]:
