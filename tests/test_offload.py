@@ -107,7 +107,7 @@ def test_an_offloading_sequence_rests_on_ssd(quiet: Daemon) -> None:
     with quiet as daemon, attached(daemon, tier="host") as pool:
         sequence = Written.serve(pool, TOKENS)
         sequence.lease.suspend(sequence.length)
-        assert host(daemon.status())["private"] == 0
+        daemon.until(lambda status: host(status)["private"] == 0)  # once its copy has left
         sequence.lease.resume()
         assert sequence.lease.wait() == len(TOKENS)
         sequence.check()
