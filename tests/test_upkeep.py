@@ -71,18 +71,18 @@ def test_so_many_at_once_and_no_more() -> None:
 
 def test_after_a_look_another_is_worth_it_once_so_many_places_were_taken() -> None:
     rig = marked(10, 20, low=0.2, high=0.5)
-    assert rig.cache.chain.lags()  # nobody has looked yet
+    assert rig.cache.ahead.lags()  # nobody has looked yet
     rig.cache.reclaim(16)
     lease = rig.acquire("abcdefgh", num_tokens=16)  # the two that remain are the low mark
-    assert not rig.cache.chain.lags()
+    assert not rig.cache.ahead.lags()
     rig.commit(lease)
     rig.release(lease)
-    assert not rig.cache.chain.lags()
+    assert not rig.cache.ahead.lags()
     other = rig.acquire("x", num_tokens=1)
-    assert rig.cache.chain.lags()
+    assert rig.cache.ahead.lags()
     assert [copy.key for copy in rig.cache.reclaim(16)]
     assert rig.cache.reclaim(16) == []
-    assert not rig.cache.chain.lags()
+    assert not rig.cache.ahead.lags()
     rig.release(other)
 
 
@@ -91,11 +91,11 @@ def test_a_place_that_a_hit_holds_again_is_taken_too() -> None:
     rig.write("abcd")
     rig.cache.reclaim(16)  # six are free: four more than the low mark
     lease = rig.acquire("xxx", num_tokens=7)
-    assert not rig.cache.chain.lags()
+    assert not rig.cache.ahead.lags()
     rig.release(lease)
     rig.cache.reclaim(16)
     lease = rig.acquire("abcd")  # one place, and four that might have been evicted
-    assert rig.cache.chain.lags()
+    assert rig.cache.ahead.lags()
     rig.release(lease)
 
 

@@ -124,7 +124,11 @@ class Disk:
         for name, pool in zip(names, pools, strict=True):
             # There may be a million, and nobody has the pool yet.
             await asyncio.to_thread(pool.grow, chain.from_iterable(self._volume.slabs(name)))
-        return Tier("ssd", pools, grow)
+        admission, options = (
+            plugins.admission(self._config.admission),
+            self._config.admission_options,
+        )
+        return Tier("ssd", pools, grow, admissions=[admission(**options) for _ in pools])
 
     def join(self, namespace: Namespace, level: int, owner: BlockHash, model: ModelConfig) -> None:
         """A namespace whose tier `level` is this one shares it with the others."""

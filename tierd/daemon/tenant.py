@@ -185,7 +185,9 @@ class Tenant:
             staging = self._stage(owner, largest)
             prefetch = self._config.prefetch
             policy = plugins.prefetch(prefetch.policy)(**prefetch.options)
-            namespace = Namespace(name, layout, tiers, stores, policy, staging)
+            place = self._config.placement
+            placement = plugins.placement(place.policy)(**place.options)
+            namespace = Namespace(name, layout, tiers, stores, policy, placement, staging)
             adopted = await namespace.recover()
             undo.pop_all()
         model = self._config.models.get(name, ModelConfig())
