@@ -29,7 +29,7 @@ class Exclusive(Inclusive):
     """Of what is above, the copy below gives way first: the tiers hold more between them, and bytes
     go up and down again instead."""
 
-    def __init__(self, ratio: float = 2.0) -> None:
+    def __init__(self, ratio: float = 1.0) -> None:
         """`ratio`: only in a tier at most so many times as large as those above it. Raises
         ValueError."""
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not ratio > 0:

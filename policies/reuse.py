@@ -63,6 +63,7 @@ class Reuse:
 
     def begin(self, observation: Observation) -> None:
         """Observe so many keys, which are used now."""
+        self._alive.clear()
         self._enter(observation, 0)
 
     def _enter(self, observation: Observation, age: int) -> None:
@@ -82,7 +83,7 @@ class Reuse:
         self._came[of][observation.age] += observation.count
 
     def learn(self) -> None:
-        """Take account of what was observed meanwhile."""
+        """Take account of what was observed meanwhile: of all classes, and of what is long ago."""
         for came, used in zip(self._came, self._used, strict=True):
             if came[0] > _FADE:
                 came[:] = [count / 2 for count in came]
@@ -92,7 +93,7 @@ class Reuse:
 
     def chance(self, of: int, age: int, until: int) -> float:
         """The chance that a key of a class that has come to `age` is used again before the end of
-        age `until`, as of the last `learn`."""
+        age `until`."""
         if (alive := self._alive.get(of)) is None:
             alive = self._alive[of] = self._survival(of)
         return 1 - alive[until + 1] / alive[age]

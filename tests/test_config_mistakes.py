@@ -112,7 +112,7 @@ EXTENT = 'must be from "2MiB" to'
         ('[prefetch]\npolicy = "lru"', "prefetch.policy = 'lru' is not installed in tierd.pref"),
         (
             '[ssd]\npath = "/a"\nadmission = "lru"',
-            "ssd.admission = 'lru' is not installed in tierd.admissions; installed: all, learned, se",
+            "ssd.admission = 'lru' is not installed in tierd.admissions; installed: all",
         ),
         (
             '[ssd]\npath = "/a"\nadmission_options = { last = 1 }',
@@ -124,7 +124,7 @@ EXTENT = 'must be from "2MiB" to'
         ),
         (
             '[placement]\npolicy = "lru"',
-            "placement.policy = 'lru' is not installed in tierd.placements; installed: exclusive, in",
+            "placement.policy = 'lru' is not installed in tierd.placements; installed: excl",
         ),
         (
             '[placement]\npolicy = "exclusive"\noptions.ratio = 0',

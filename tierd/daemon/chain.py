@@ -165,7 +165,7 @@ class TierChain:
         else:
             self.counts.dropped += len(only)
         if admissions := self.tiers[level].admissions:
-            admissions[group].gave_up([block.key for block in victims], access)
+            admissions[group].gave_up([block.key for block in only], access)
         for block in victims:
             self.tiers[level].pools[group].evict(block)
 
