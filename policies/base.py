@@ -12,10 +12,14 @@ What a policy knows it can say (`state`), so that a restart need not begin from 
 
 A prefetch policy is told the requests' paths and guesses how later ones go on; whether that is
 worth a copy, or possible, is the daemon's business.
+
+An admission policy is told the requests' paths too, and is asked what is worth writing to a tier
+when it would go down there. A placement policy says where the copies of a block are kept along the
+tiers, which are numbers to it, hottest first.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar
@@ -164,6 +168,46 @@ class PrefetchPolicy(ABC):
 
         Valid until the next `record`. Which of them are resident already it does not know.
         """
+
+
+class AdmissionPolicy(ABC):
+    """What is worth writing to a tier where a write costs something."""
+
+    @abstractmethod
+    def used(self, path: Sequence[Key], access: Access) -> None:
+        """One request, which is over now, used `path`: keys in token order, each after its parent,
+        whether they are resident anywhere or not. Its head may be left out."""
+
+    @abstractmethod
+    def worth(self, keys: Sequence[Key], access: Access) -> Sequence[bool]:
+        """For each of `keys`, which are about to go down: whether that is worth a write. Those that
+        are not are lost, unless another tier has them. Changes nothing.
+
+        They may never have been part of a path that was `used`.
+        """
+
+    def gave_up(self, keys: Sequence[Key], access: Access) -> None:  # noqa: B027
+        """The tier has given up `keys` for want of room: it could hold them so long, no longer."""
+
+
+class PlacementPolicy(ABC):
+    """Where copies of a block are kept along the tiers. Pure: it remembers nothing."""
+
+    @abstractmethod
+    def keeps(self, level: int, capacity: int, above: int) -> bool:
+        """Whether the copy at `level` of a block that a hotter tier has too is kept like any other;
+        else it goes first where room is needed there. `capacity`, `above`: the places there, and of
+        all hotter tiers together, of blocks of one kind."""
+
+    @abstractmethod
+    def touches(self, level: int, num_levels: int) -> Collection[int]:
+        """The levels below the top where a hit at `level` counts as a use, as far as they hold the
+        block; the top one is used in any case."""
+
+    @abstractmethod
+    def writes_through(self, level: int) -> bool:
+        """Whether what comes to `level` is written to the next level as soon as nobody waits; else
+        only when its place is needed, or soon will be."""
 
 
 class BlockSizePolicy(ABC):

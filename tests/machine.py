@@ -19,8 +19,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from policies.base import Access
+from policies.base import Access, AdmissionPolicy, Key
 from policies.lru import LRU
+from policies.placement import Exclusive, Inclusive, WriteThrough
 from tests.stepped import NBYTES, SteppedMemory, SteppedStore, World
 from tierd.block import Block, BlockHash, State
 from tierd.daemon.arena import Arena
@@ -54,6 +55,7 @@ NUMBERS = st.integers(0, 1023)
 TRUNKS = [[0] * 8 + [trunk] * 28 for trunk in range(4)]
 MOST_ENGINES = 6
 POISON = 0xDD
+PLACEMENTS = (Inclusive(), Exclusive(ratio=100), WriteThrough(depth=2))
 SPAN = 4  # places of a part
 
 
@@ -68,6 +70,19 @@ class Ground:
 def content(name: BlockHash, group: int) -> np.ndarray:
     """K and V of the token that `name` ends at."""
     return np.frombuffer(blake2b(name, digest_size=NBYTES // SIZES[group]).digest(), np.uint8)
+
+
+class Moody(AdmissionPolicy):
+    """Of what is to go down it refuses one in `part`, another one each time."""
+
+    def __init__(self, part: int) -> None:
+        self._part = part
+
+    def used(self, path: Sequence[Key], access: Access) -> None:
+        assert path
+
+    def worth(self, keys: Sequence[Key], access: Access) -> Sequence[bool]:
+        return [bool((key[0] + int(access.time)) % self._part) for key in keys]  # type: ignore
 
 
 @dataclass(eq=False)
@@ -112,8 +127,9 @@ class Engines(RuleBasedStateMachine):
         self.families = 0
         self.seen: Counter[str] = Counter()
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(choice=NUMBERS)
+    def start(self, choice: int = 0) -> None:
+        """`choice`: of a placement, and of an admission policy or none."""
         kinds = (SteppedMemory, SteppedMemory, SteppedStore)
         self.stores = [
             [kind(self.world, level, self.ground.blocks[level]) for _ in SIZES]
@@ -121,7 +137,10 @@ class Engines(RuleBasedStateMachine):
         ]
         self.tiers = [self.tier(level, name) for level, name in enumerate(("gpu", "cpu", "ssd"))]
         self.transfer = StoreTransfer(self.stores, self.pause)
-        self.cache = TieredCache(self.layout, self.tiers, self.transfer)
+        if choice // len(PLACEMENTS) % 2:
+            self.tiers[2].admissions = [Moody(2 + group) for group in range(len(SIZES))]
+        placement = PLACEMENTS[choice % len(PLACEMENTS)]
+        self.cache = TieredCache(self.layout, self.tiers, self.transfer, placement)
 
     def tier(self, level: int, name: str) -> Tier:
         def grow(group: int) -> list[int] | None:
@@ -210,7 +229,7 @@ class Engines(RuleBasedStateMachine):
         try:
             return self.on_loop(call)
         except OutOfBlocks:
-            self.seen["refused"] += 1
+            self.seen["no room"] += 1
             if not self.alone:
                 return None  # another model may have been given some meanwhile
             for pool, (counts, capacity) in zip(pools, before, strict=True):

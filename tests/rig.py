@@ -6,7 +6,7 @@ share blocks exactly as far as they share letters.
 
 from collections.abc import Iterable, Sequence
 
-from policies.base import Access
+from policies.base import Access, AdmissionPolicy, PlacementPolicy
 from policies.lru import LRU
 from tierd.block import Block, BlockHash
 from tierd.daemon.cache import TieredCache
@@ -84,7 +84,10 @@ class Rig:
         *capacities: Sequence[int] | int,
         layout: KVLayout = PLAIN,
         at_once: bool = False,
+        placement: PlacementPolicy | None = None,
+        admission: AdmissionPolicy | None = None,
     ) -> None:
+        """`admission`: of the coldest tier."""
         self.layout = layout
         self.tiers = []
         for name, capacity in zip(("device", "host", "ssd"), capacities, strict=False):
@@ -93,8 +96,10 @@ class Rig:
             for pool, size in zip(pools, sizes, strict=True):
                 pool.grow(range(size))
             self.tiers.append(Tier(name, pools, lambda group: None))
+        if admission is not None:
+            self.tiers[-1].admissions = [admission for _ in layout.groups]
         self.transfer = FakeTransfer(at_once=at_once)
-        self.cache = TieredCache(layout, self.tiers, self.transfer)
+        self.cache = TieredCache(layout, self.tiers, self.transfer, placement)
         self.told: list[Lease] = []
 
     def pool(self, level: int, group: int = 0) -> BlockPool:

@@ -1,13 +1,13 @@
 """What moves along the tiers: up for a hit, down to make room, and to the coldest at the end."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from policies.base import Access, Key
+from policies.base import Access, AdmissionPolicy, Key
 from policies.lru import LRU
 from tests.rig import DEVICE, HOST, NOW, SSD, Rig, chain
-from tierd.block import State
+from tierd.block import BlockHash, State
 from tierd.daemon.cache import TieredCache
 from tierd.daemon.copy import Outcome
 from tierd.daemon.pool import BlockPool
@@ -187,3 +187,100 @@ def test_what_a_lease_holds_is_saved_too() -> None:
     assert rig.found(HOST) == {"a", "ab"}
     rig.cache.release(lease, NOW)
     assert {block.ref_cnt for block in rig.pool(DEVICE)} == {0}
+
+
+class Only(AdmissionPolicy):
+    """Only what is named is worth writing; remembers what it was told."""
+
+    def __init__(self, *worthy: str) -> None:
+        self._worthy = {name.encode() for name in worthy}
+        self.told: list[list[Key]] = []
+        self.lost: list[Key] = []
+
+    def used(self, path: Sequence[Key], access: Access) -> None:
+        self.told.append(list(path))
+
+    def worth(self, keys: Sequence[Key], access: Access) -> Sequence[bool]:
+        return [key in self._worthy for key in keys]
+
+    def gave_up(self, keys: Sequence[Key], access: Access) -> None:
+        self.lost += keys
+
+
+def test_what_is_not_worth_a_write_is_dropped_where_it_is() -> None:
+    rig = Rig(8, 2, 8, admission=Only("x"))
+    for name in ("x", "y"):
+        rig.place(HOST, name)
+    for name in ("a", "b"):
+        rig.place(DEVICE, name)
+    rig.cache.chain.evict(DEVICE, 0, rig.pool(DEVICE).victims(2), NOW)
+    rig.cache.loads.emit()
+    # The host tier is no SSD: nobody asks what is worth a copy to it.
+    assert sorted(rig.transfer.routes) == [("a", 0, 1), ("b", 0, 1), ("x", 1, 2)]
+    assert (rig.cache.chain.counts.dropped, rig.cache.chain.counts.refused) == (1, 1)
+
+
+def test_what_is_not_worth_a_write_gives_way_before_what_would_have_to_be_copied() -> None:
+    rig = Rig(2, 8, admission=Only("x"))
+    for name in ("x", "y"):
+        rig.place(DEVICE, name)
+    rig.acquire("", num_tokens=1)
+    assert rig.found(DEVICE) == {"x"}
+    assert rig.transfer.routes == []
+
+
+def test_what_is_not_worth_a_write_is_at_hand_without_one() -> None:
+    rig = Rig(4, 8, admission=Only("b", "d"), at_once=True)
+    rig.tiers[DEVICE].watermarks = (0.75, 0.75)
+    for name in "abcd":
+        rig.place(DEVICE, name)
+    assert [copy.key for copy in rig.cache.reclaim(16)] == [b"b"]  # with `a` and `c` that is three
+    assert rig.cache.reclaim(16) == []
+    assert not rig.cache.ahead.lags()
+
+
+def test_saving_at_the_end_asks_nobody_what_is_worth_it() -> None:
+    rig = Rig(4, 4, admission=Only())
+    rig.write("ab")
+    rig.cache.save(rig.cache.chain.unsaved())
+    rig.transfer.run()
+    assert rig.found(HOST) == {"a", "ab"}
+
+
+def test_a_suspended_lease_asks_nobody_what_is_worth_it() -> None:
+    rig = Rig(4, 4, admission=Only())
+    lease = rig.acquire("ab")
+    rig.commit(lease)
+    rig.cache.suspend(lease, 5, NOW)
+    rig.transfer.run()
+    assert rig.pool(HOST).counts[State.FREE] == 1
+    rig.cache.resume(lease, NOW)
+    rig.transfer.run()
+    assert lease.hit == 5
+
+
+def test_the_admission_of_a_tier_hears_of_whole_paths_and_a_fork_tells_only_what_is_its_own() -> (
+    None
+):
+    admission = Only()
+    rig = Rig(8, 8, admission=admission)
+    rig.write("ab")
+    lease = rig.acquire("abc")
+    rig.commit(lease)
+    (fork,) = rig.cache.fork([(lease, 6, None)])
+    step = Step(fork, 8, [BlockHash(b"abcd")], room=8)
+    rig.cache.advance([step], NOW)
+    rig.release(lease)
+    rig.release(fork)
+    assert admission.told == [chain("ab"), chain("abc"), [b"abcd"]]
+
+
+def test_a_tier_tells_its_admission_what_it_gives_up_for_want_of_room() -> None:
+    admission = Only("a", "b", "c")
+    rig = Rig(4, 2, admission=admission)
+    for name in "abc":
+        (block,) = rig.place(DEVICE, name)
+        rig.cache.chain.evict(DEVICE, 0, [block], NOW)
+        rig.cache.loads.emit()
+        rig.transfer.run()
+    assert admission.lost == [b"a"]

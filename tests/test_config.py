@@ -14,6 +14,7 @@ from tierd.daemon.config import (
     DeviceConfig,
     HostConfig,
     ModelConfig,
+    PlacementConfig,
     PrefetchConfig,
     SsdConfig,
     TenantConfig,
@@ -48,6 +49,8 @@ min_free = 0
 slab = "16 MiB"
 store = "ssd"
 policy = "lru"
+admission = "second-hit"
+admission_options = { memory = 1000 }
 
 [blocks]
 policy = "hierarchical"
@@ -59,6 +62,10 @@ default = 16
 [prefetch]
 policy = "policies.prefetch:Next"
 options = { depth = 8 }
+
+[placement]
+policy = "exclusive"
+options = { ratio = 3 }
 
 [tenants.alice]
 uids = [1000, 1001]
@@ -76,7 +83,13 @@ FULL_CONFIG = Config(
     device=DeviceConfig(size=96 * MIB),
     host=HostConfig(size=128 * MIB, policy="policies.lru:LRU"),
     ssd=SsdConfig(
-        path=Path("/var/cache/tierd"), size=1_500_000_000, min_free=0, slab=16 * MIB, store="ssd"
+        path=Path("/var/cache/tierd"),
+        size=1_500_000_000,
+        min_free=0,
+        slab=16 * MIB,
+        store="ssd",
+        admission="second-hit",
+        admission_options={"memory": 1000},
     ),
     blocks=BlocksConfig(
         policy="hierarchical",
@@ -84,6 +97,7 @@ FULL_CONFIG = Config(
         granule=8,
     ),
     prefetch=PrefetchConfig(policy="policies.prefetch:Next", options={"depth": 8}),
+    placement=PlacementConfig(policy="exclusive", options={"ratio": 3}),
     tenants={
         "alice": TenantConfig(uids=(1000, 1001), share=0.75),
         "bob": TenantConfig(uids=(1002,), share=0.25),
@@ -114,6 +128,7 @@ def test_the_default_is_a_device_and_a_host_tier_for_oneself() -> None:
     assert config.ssd is None
     assert config.blocks == BlocksConfig(policy="uniform", options={}, granule=None)
     assert config.prefetch == PrefetchConfig(policy="none", options={})
+    assert config.placement == PlacementConfig(policy="inclusive", options={})
     assert config.tenants == {"default": TenantConfig(uids=(os.getuid(),), share=1.0)}
 
 

@@ -19,8 +19,11 @@ EXTENT = 'must be from "2MiB" to'
             "sockt = 1",
             "sockt: is not a key; known: socket, grace, quarantine_grace, max_frame, dev",
         ),
-        ("sockt = 1", "ssd, blocks, prefetch, tenants, models, rules; did you mean socket?"),
-        ("zzz = 1", "blocks, prefetch, tenants, models, rules\n"),
+        (
+            "sockt = 1",
+            "ssd, blocks, prefetch, placement, tenants, models, rules; did you mean socket?",
+        ),
+        ("zzz = 1", "blocks, prefetch, placement, tenants, models, rules\n"),
         ("[prefetch]\nwithin = 1", "prefetch.within: is not a key; known: policy, options\n"),
         (
             "[device]\nsise = 1",
@@ -110,6 +113,26 @@ EXTENT = 'must be from "2MiB" to'
             "prefetch.options.depth: is not an option of Nothing; known: none",
         ),
         ('[prefetch]\npolicy = "lru"', "prefetch.policy = 'lru' is not installed in tierd.pref"),
+        (
+            '[ssd]\npath = "/a"\nadmission = "lru"',
+            "ssd.admission = 'lru' is not installed in tierd.admissions; installed: all",
+        ),
+        (
+            '[ssd]\npath = "/a"\nadmission_options = { last = 1 }',
+            "ssd.admission_options.last: is not an option of Promising; known: least, memory",
+        ),
+        (
+            '[ssd]\npath = "/a"\nadmission_options.least = 2',
+            "ssd.admission_options = {least = 2}: least = 2 is not a number from 0 to 1",
+        ),
+        (
+            '[placement]\npolicy = "lru"',
+            "placement.policy = 'lru' is not installed in tierd.placements; installed: excl",
+        ),
+        (
+            '[placement]\npolicy = "exclusive"\noptions.ratio = 0',
+            "placement.options = {ratio = 0}: ratio = 0 is not a number above 0",
+        ),
         ("[blocks.options]\nsize = 0", "blocks.options = {size = 0}: size = 0 is not an integer f"),
         ("[blocks.options]\nsize = true", "size = True is not an integer from 1 to 4096"),
         ('[blocks]\npolicy = "hierarchical"', "missing 1 required positional argument: 'sizes'"),

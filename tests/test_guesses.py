@@ -7,9 +7,9 @@ from pathlib import Path
 from policies.base import Access, Key
 from policies.prefetch import Next
 from tests.content import BLOCK, BLOCKS, LAYOUT, ask, prompt
-from tests.daemon import Daemon, Status
+from tests.daemon import Daemon
 from tests.rig import HOST, SSD, Rig
-from tests.test_upkeep import committed
+from tests.test_upkeep import committed, told
 from tests.wire import HASHES, Wire
 from tierd import protocol
 from tierd.block import BlockHash
@@ -46,11 +46,6 @@ async def test_a_long_path_is_learnt_in_pieces_that_overlap_by_a_key() -> None:
     assert max(map(len, policy.pieces)) < 300
     assert [a[0] for a in policy.pieces[:-1]] == [b[-1] for b in policy.pieces[1:]]
     assert {key for piece in policy.pieces for key in piece} == set(path)
-
-
-def told(status: Status, name: str) -> int:
-    """A count of the one namespace there is."""
-    return int(status["tenants"][0]["namespaces"][0][name])
 
 
 # Whatever has left the device tier goes to the SSD soon.

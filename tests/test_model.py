@@ -35,7 +35,7 @@ MIX = {  # how often a seeded run does what
 }
 RARE = (
     *("promoted", "demoted", "dropped", "failed", "lost", "out_of_blocks", "copied_on_write"),
-    *("forks", "part", "published", "refused", "suspended", "resumed whole"),
+    *("forks", "part", "published", "refused", "no room", "suspended", "resumed whole"),
     *("moved", "vacated", "stayed", "no room to move", "at level 1"),
 )
 
@@ -53,7 +53,7 @@ def run_seeded(seed: int, steps: int) -> Counter[str]:
     """
     rng = random.Random(seed)
     engines = Engines()
-    engines.start()
+    engines.start(seed)
     for _ in range(steps):
         do_something(engines, rng, MIX)
         engines.check()

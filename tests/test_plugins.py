@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from policies.admission import SecondHit
 from policies.block_size import Uniform
 from policies.lru import LRU
+from policies.placement import Inclusive
 from policies.prefetch import Next, Nothing
+from policies.promising import Promising
 from tierd.daemon import plugins
 from tierd.errors import ConfigError
 
@@ -56,6 +59,9 @@ def test_our_own_come_through_the_same_door() -> None:
     assert plugins.block_sizes("uniform") is Uniform
     assert plugins.prefetch("next") is Next
     assert plugins.prefetch("none") is Nothing
+    assert plugins.admission("learned") is Promising
+    assert plugins.admission("second-hit") is SecondHit
+    assert plugins.placement("inclusive") is Inclusive
     assert {"cpu", "cuda", "ssd"} <= set(plugins.installed(plugins.STORES))
 
 

@@ -1,13 +1,17 @@
 """What happens while nobody waits: cold blocks are made clean, expected prompts come nearer."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from policies.base import Key
+from policies.lru import LRU
 from tests.content import BLOCK, BLOCKS, LAYOUT, ask, prompt
 from tests.daemon import Daemon, Status, tiers
 from tests.rig import DEVICE, HOST, NOW, SSD, Rig, chain
 from tierd.block import State
+from tierd.daemon.pool import BlockPool
 
 HOUR = 3600.0
 
@@ -69,20 +73,42 @@ def test_so_many_at_once_and_no_more() -> None:
     assert len(rig.cache.reclaim(16)) == 5
 
 
+class Contrary(LRU):
+    """Gives up first what came last."""
+
+    def victims(self) -> Iterator[Key]:
+        return reversed(self._order)
+
+
+def test_a_tier_that_gives_up_at_once_what_comes_down_is_not_asked_again_and_again() -> None:
+    rig = marked(6, 2, low=1.0, high=1.0)
+    rig.tiers[HOST].pools = [BlockPool(Contrary(2))]
+    rig.tiers[HOST].pools[0].grow(range(2))
+    for name in "abcdef":
+        rig.place(DEVICE, name)
+    batches = 0
+    while copies := rig.cache.reclaim(2):
+        batches += 1
+        assert len(copies) <= 2
+        assert batches < 10, "it copies the same again and again"
+    assert batches == 3  # each block once
+    assert not rig.cache.ahead.lags()
+
+
 def test_after_a_look_another_is_worth_it_once_so_many_places_were_taken() -> None:
     rig = marked(10, 20, low=0.2, high=0.5)
-    assert rig.cache.chain.lags()  # nobody has looked yet
+    assert rig.cache.ahead.lags()  # nobody has looked yet
     rig.cache.reclaim(16)
     lease = rig.acquire("abcdefgh", num_tokens=16)  # the two that remain are the low mark
-    assert not rig.cache.chain.lags()
+    assert not rig.cache.ahead.lags()
     rig.commit(lease)
     rig.release(lease)
-    assert not rig.cache.chain.lags()
+    assert not rig.cache.ahead.lags()
     other = rig.acquire("x", num_tokens=1)
-    assert rig.cache.chain.lags()
+    assert rig.cache.ahead.lags()
     assert [copy.key for copy in rig.cache.reclaim(16)]
     assert rig.cache.reclaim(16) == []
-    assert not rig.cache.chain.lags()
+    assert not rig.cache.ahead.lags()
     rig.release(other)
 
 
@@ -91,11 +117,11 @@ def test_a_place_that_a_hit_holds_again_is_taken_too() -> None:
     rig.write("abcd")
     rig.cache.reclaim(16)  # six are free: four more than the low mark
     lease = rig.acquire("xxx", num_tokens=7)
-    assert not rig.cache.chain.lags()
+    assert not rig.cache.ahead.lags()
     rig.release(lease)
     rig.cache.reclaim(16)
     lease = rig.acquire("abcd")  # one place, and four that might have been evicted
-    assert rig.cache.chain.lags()
+    assert rig.cache.ahead.lags()
     rig.release(lease)
 
 
@@ -149,6 +175,11 @@ def test_a_prompt_may_be_acquired_while_its_prefetch_is_under_way() -> None:
     assert rig.pool(HOST).counts[State.COMMITTED] == 1
 
 
+def told(status: Status, name: str) -> int:
+    """A count of the one namespace there is."""
+    return int(status["tenants"][0]["namespaces"][0][name])
+
+
 def committed(status: Status, tier: str) -> int:
     return tiers(status)[tier][0]["committed"]
 
@@ -159,6 +190,39 @@ def test_a_daemon_writes_cold_blocks_to_the_ssd_while_nobody_waits(tmp_path: Pat
         ask(client.attach(LAYOUT), prompt(1, BLOCKS * BLOCK))
         daemon.until(lambda status: committed(status, "ssd") == BLOCKS)
         assert committed(daemon.status(), "device") == BLOCKS
+
+
+def test_a_second_use_is_what_makes_a_prompt_worth_a_write(tmp_path: Path) -> None:
+    more = "device.watermarks = [1.0, 1.0]\nhost.watermarks = [1.0, 1.0]\nssd.admission = "
+    once, twice = prompt(1, 8 * BLOCK), prompt(2, 8 * BLOCK)
+    with Daemon(tmp_path, more=more + '"second-hit"\n') as daemon, daemon.client() as client:
+        pool = client.attach(LAYOUT)
+        ask(pool, once)
+        ask(pool, twice)
+        assert ask(pool, twice) == 7 * BLOCK  # one token is always computed
+        daemon.until(lambda status: committed(status, "ssd") == 8)
+        # All that went down is below by now, and of the other prompt nothing has moved on.
+        status = daemon.until(lambda status: committed(status, "host") == 16)
+        assert committed(status, "ssd") == 8
+        assert told(status, "refused") == 0  # it is where it was
+        for seed in range(3, 15):  # pushes everything out of the memory tiers
+            ask(pool, prompt(seed, 8 * BLOCK))
+        assert told(daemon.status(), "refused") >= 8
+        assert ask(pool, once) == 0
+        assert ask(pool, twice) == 7 * BLOCK
+
+
+@pytest.mark.parametrize("through", [False, True])
+def test_a_daemon_writes_new_blocks_through_where_it_is_told_to(
+    tmp_path: Path, through: bool
+) -> None:
+    more = "device.watermarks = [0, 0]\nhost.watermarks = [0, 0]\n"
+    more += 'placement.policy = "write-through"\n' if through else ""
+    with Daemon(tmp_path, more=more) as daemon, daemon.client() as client:
+        ask(client.attach(LAYOUT), prompt(1, 8 * BLOCK))
+        if through:
+            daemon.until(lambda status: committed(status, "host") == 8)
+        assert committed(daemon.status(), "ssd") == 0
 
 
 def test_a_prefetched_prompt_is_a_hit_in_host_memory(tmp_path: Path) -> None:

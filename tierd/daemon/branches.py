@@ -65,6 +65,7 @@ class Branches:
             min(source.hit, num_tokens),
             min(source.committed, num_tokens),
             num_tokens,
+            forked=num_tokens,
             borrowed=set(borrowed),
             tails=dict(source.tails),
             notify=notify,

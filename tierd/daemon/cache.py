@@ -8,10 +8,11 @@ by the `Transfer` it was given; with one that moves none this class is the simul
 It knows no socket, no file, no clock and no byte.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from policies.base import Access
+from policies.base import Access, PlacementPolicy
 from tierd.block import Block, BlockHash, State
+from tierd.daemon.ahead import Ahead
 from tierd.daemon.branches import Branches
 from tierd.daemon.chain import TierChain
 from tierd.daemon.compaction import Compaction
@@ -32,13 +33,20 @@ Parts = Sequence[tuple[int, Block] | None]  # by group: `(level, block)` that be
 class TieredCache:
     """A chain of tiers, hottest first. Only this class decides what moves along it."""
 
-    def __init__(self, layout: KVLayout, tiers: Sequence[Tier], transfer: Transfer) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        tiers: Sequence[Tier],
+        transfer: Transfer,
+        placement: PlacementPolicy | None = None,
+    ) -> None:
         self.layout = layout
-        self.chain = TierChain(layout, tiers)
+        self.chain = TierChain(layout, tiers, placement)
+        self.ahead = Ahead(self.chain)
         self.match = PrefixMatch(layout, tiers)
         self.loads = Loads(self.chain, transfer)
         self.compaction = Compaction(self.chain, self.loads)
-        self._steps = Steps(self.chain, self.match, self.loads)
+        self._steps = Steps(self.chain, self.ahead, self.match, self.loads)
         self._branches = Branches(self.chain, self.loads)
         self._suspension = Suspension(self.chain, self.loads)
         self._pools = [tier.pools for tier in tiers]  # by level
@@ -84,8 +92,7 @@ class TieredCache:
             self._fill(lease, group, blocks, places, access)
             if (part := parts[group]) is not None:
                 self._take_part(lease, group, *part)
-        others = [at for at in range(len(self.chain.tiers)) if at != level]
-        self._touch(lease, others, lease.hit, access)
+        self._touch_elsewhere(lease, found, parts, access)
         self.chain.counts.asked(num_tokens, hit, _levels(found, parts))
         self.loads.emit()
         return lease
@@ -142,9 +149,7 @@ class TieredCache:
 
     def reclaim(self, limit: int) -> list[Copy]:
         """Make cold blocks clean ahead, at most `limit` a pool; returns the copies begun."""
-        for level in range(len(self.chain.tiers) - 1):
-            for group in range(len(self._sizes)):
-                self.chain.clean_ahead(level, group, limit, self.loads.access)
+        self.ahead.clean(limit, self.loads.access)
         return self.loads.emit()
 
     def prefetch(
@@ -222,15 +227,22 @@ class TieredCache:
         copy = self.chain.copy_on_write(group, level, source, lease.level, target)
         self.loads.wait_for_copy(lease, copy)
 
-    def _touch(self, lease: Lease, levels: Iterable[int], upto: int, access: Access) -> None:
-        """A request uses its hit in every tier that holds it, in its own at release."""
-        for group, size in enumerate(self._sizes):
-            first = first_block(lease.hit, self.layout.window(group), size)
-            path = list(self.match.names(group, lease.hashes, first, upto // size))
-            if (tail := lease.tails.get(group)) is not None and tail not in path:
-                path.append(tail)
-            for level in levels:
-                self.chain.tiers[level].pools[group].touch(path, access)
+    def _path(self, lease: Lease, group: int, upto: int, start: int = 0) -> list[BlockHash]:
+        """The names of a group's blocks, of tokens `start` to `upto`, that a request has used."""
+        size = self._sizes[group]
+        first = max(first_block(lease.hit, self.layout.window(group), size), -(-start // size))
+        path = list(self.match.names(group, lease.hashes, first, upto // size))
+        if (tail := lease.tails.get(group)) is not None and tail not in path:
+            path.append(tail)
+        return path
+
+    def _touch_elsewhere(self, lease: Lease, found: Found, parts: Parts, access: Access) -> None:
+        """A request uses its hit where it lies; its own tier is touched at release."""
+        for group, (blocks, part) in enumerate(zip(found, parts, strict=True)):
+            levels = [level for _, level, _ in blocks]
+            levels += [part[0]] if part is not None else []
+            path = self._path(lease, group, lease.hit)
+            self.chain.hit(group, path, levels, access, lease.level)
 
     # -- parts of a release ------------------------------------------------------------------------
 
@@ -238,7 +250,11 @@ class TieredCache:
         if lease.released:
             raise LeaseError("the lease is released already")
         lease.released, frozen = True, []
-        self._touch(lease, (lease.level,), lease.committed, access)
+        for group, pool in enumerate(self._pools[lease.level]):
+            pool.touch(path := self._path(lease, group, lease.committed), access)
+            if lease.forked:  # whoever lent it the beginning tells of that
+                path = self._path(lease, group, lease.committed, lease.forked)
+            self.chain.used(group, path, access)
         for group, table in enumerate(lease.tables):
             held = table + [block for of, block in lease.parked if of == group]
             if quarantine:

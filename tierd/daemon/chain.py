@@ -6,27 +6,36 @@ and taken by the cache (`take`), which has them carried out. It knows pools and 
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise, zip_longest
+from itertools import islice, zip_longest
 
-from policies.base import Access
-from tierd.block import Block, State
+from policies.base import Access, PlacementPolicy
+from policies.placement import Inclusive
+from tierd.block import Block, BlockHash, State
 from tierd.daemon.copy import Copy
+from tierd.daemon.duplicates import Duplicates
 from tierd.daemon.tier import Counts, Tier
 from tierd.errors import OutOfBlocks
 from tierd.layout import KVLayout
 
 _LOOK_AHEAD = 32  # blocks that may be passed over because they are still to be copied
-_MOST_AHEAD = 256  # blocks a pool keeps clean ahead, however large it is
 
 
 class TierChain:
     """The tiers of one namespace, hottest first."""
 
-    def __init__(self, layout: KVLayout, tiers: Sequence[Tier]) -> None:
+    def __init__(
+        self, layout: KVLayout, tiers: Sequence[Tier], placement: PlacementPolicy | None = None
+    ) -> None:
         self.layout, self.tiers = layout, list(tiers)
+        self.placement = placement or Inclusive()
         self.counts = Counts(blocks_hit=[0] * len(tiers))
+        self._duplicates = Duplicates(self.tiers, self.placement)
         self._planned: list[Copy] = []
-        self._enough: dict[tuple[int, int], int] = {}  # by level and group: see `lags`
+
+    def place_by(self, placement: PlacementPolicy) -> None:
+        """Another placement policy from now on."""
+        self.placement = placement
+        self._duplicates = Duplicates(self.tiers, placement)
 
     def take(self) -> list[Copy]:
         """The copies planned since the last call, in program order."""
@@ -42,32 +51,90 @@ class TierChain:
             for pool in tier.pools:
                 pool.tick(access)
         try:
-            victims = [self._choose(level, group, n) for group, n in enumerate(need)]
+            victims = [self._choose(level, group, n, access) for group, n in enumerate(need)]
         except OutOfBlocks:
             raise self._shortage(level, need) from None
         for group, chosen in enumerate(victims):
             self.evict(level, group, chosen, access)
         return [self.tiers[level].pools[g].allocate(n) for g, n in enumerate(need)]
 
-    def _choose(self, level: int, group: int, n: int) -> list[Block]:
+    def _choose(self, level: int, group: int, n: int, access: Access) -> list[Block]:
         """The blocks to evict so that `n` places are free. Changes nothing but the capacity."""
         pool = self.tiers[level].pools[group]
         self._grow(level, group, n)
         wanted = max(0, n - pool.num_free)
         if not wanted or level + 1 == len(self.tiers):
-            return pool.victims(wanted)
-        # The first to give up, but rather one that lies below already than a colder one whose copy
-        # the new owner of its place would have to wait for.
-        clean, dirty = list[Block](), list[Block]()
+            return self._victims(level, group, wanted)
+        # The first to give up, but rather one that need not be copied down than a colder one whose
+        # copy the new owner of its place would have to wait for.
+        clean, dirty = self._duplicates.first(level, group, wanted), list[Block]()
+        chosen = set(clean)
         for block in pool.evictable():
-            lower = self._below(level, group, block)
-            is_clean = lower is not None and lower.state is State.COMMITTED
-            (clean if is_clean else dirty).append(block)
-            if len(clean) == wanted or len(clean) + len(dirty) == wanted + _LOOK_AHEAD:
+            if len(clean) >= wanted or len(clean) + len(dirty) == wanted + _LOOK_AHEAD:
                 break
+            if block in chosen:
+                continue
+            lower = self._below(level, group, block)
+            is_clean = (
+                not self.worthy(level + 1, group, [block], access)
+                if lower is None
+                else lower.state is State.COMMITTED
+            )
+            (clean if is_clean else dirty).append(block)
         if len(clean) + len(dirty) < wanted:
             raise OutOfBlocks(f"need {wanted} blocks to evict")
         return clean + dirty[: wanted - len(clean)]
+
+    def _victims(self, level: int, group: int, n: int) -> list[Block]:
+        """The `n` blocks to give up first. Raises OutOfBlocks if too few; changes nothing."""
+        pool = self.tiers[level].pools[group]
+        if not (first := self._duplicates.first(level, group, n)):
+            return pool.victims(n)
+        chosen = set(first)
+        others = (block for block in pool.evictable() if block not in chosen)
+        found = [*first, *islice(others, n - len(first))]
+        if len(found) < n:
+            raise OutOfBlocks(f"need {n} blocks to evict, {len(found)} are not in use")
+        return found
+
+    def worthy(
+        self, level: int, group: int, blocks: Sequence[Block], access: Access
+    ) -> Sequence[Block]:
+        """Those of named blocks that are worth writing to `level`."""
+        admissions = self.tiers[level].admissions
+        if not admissions or not blocks:
+            return blocks
+        answers = admissions[group].worth([block.key for block in blocks], access)
+        return [block for block, worth in zip(blocks, answers, strict=True) if worth]
+
+    def hit(
+        self,
+        group: int,
+        path: Sequence[BlockHash],
+        levels: Sequence[int],
+        access: Access,
+        home: int = 0,
+    ) -> None:
+        """A hit of a lease at level `home` is `path`, whose blocks lie at `levels`: a use of it
+        where it lies on top, and in those tiers below that the placement names; not at `home`."""
+        present, num_levels = set(levels), len(self.tiers)
+        touches = {level: {*self.placement.touches(level, num_levels)} for level in present}
+        touches.get(0, set()).add(0)
+        for at in range(num_levels):
+            if at == home:
+                continue
+            if all(at in touches[level] for level in present):
+                used = path
+            else:
+                used = [k for k, lv in zip(path, levels, strict=True) if at in touches[lv]]
+            self.tiers[at].pools[group].touch(used, access)
+
+    def used(self, group: int, path: Sequence[BlockHash], access: Access) -> None:
+        """A request that is over used `path`, wherever it lies: for who decides what is worth
+        writing."""
+        for tier in self.tiers:
+            if tier.admissions and path:
+                tier.admissions[group].used(path, access)
 
     def _below(self, level: int, group: int, block: Block) -> Block | None:
         """The copy of a block in the hottest tier below `level` that has one, or is to have it."""
@@ -100,16 +167,22 @@ class TierChain:
         has room."""
         if not victims:
             return
+        self._duplicates.leaving(level, group, victims)
+        only = [b for b in victims if not self._duplicates.holds(level, group, b)]
         if level + 1 < len(self.tiers):
-            lacking = [b for b in victims if b.key and self._below(level, group, b) is None]
-            saved = self._copy_down(level, group, lacking, level + 1, access, pin=False)
+            lacking = [b for b in only if b.key and self._below(level, group, b) is None]
+            worthy = self.worthy(level + 1, group, lacking, access)
+            saved = self.copy_down(level, group, worthy, level + 1, access, pin=False)
+            self.counts.refused += len(lacking) - len(worthy)
             self.counts.dropped += len(lacking) - saved
         else:
-            self.counts.dropped += len(victims)
+            self.counts.dropped += len(only)
+        if admissions := self.tiers[level].admissions:
+            admissions[group].gave_up([block.key for block in only], access)
         for block in victims:
             self.tiers[level].pools[group].evict(block)
 
-    def _copy_down(
+    def copy_down(
         self,
         level: int,
         group: int,
@@ -126,7 +199,7 @@ class TierChain:
         self._grow(to, group, len(blocks))
         spare = islice(below.evictable(), max(0, len(blocks) - below.num_free))
         fits = min(len(blocks), below.num_free + sum(1 for _ in spare))
-        victims = below.victims(max(0, fits - below.num_free))
+        victims = self._victims(to, group, max(0, fits - below.num_free))
         self.evict(to, group, victims, access)
         for block, place in zip(blocks[len(blocks) - fits :], below.allocate(fits), strict=True):
             if pin:
@@ -135,44 +208,6 @@ class TierChain:
             below.unpin(place)
         self.counts.demoted += fits
         return fits
-
-    def clean_ahead(self, level: int, group: int, limit: int, access: Access) -> None:
-        """Plan copies down, at most `limit`, of the coldest blocks that the tier below lacks, if
-        fewer places than the low watermark are free or can be evicted at once; up to the high one.
-
-        The blocks stay: an eviction then moves no bytes, so that a request need not wait for one
-        (the kernel's kswapd is the model). They are not pinned: a request that needs a place takes
-        it at once, and its new owner waits for the copy, as for any other demotion.
-        """
-        tier, pool = self.tiers[level], self.tiers[level].pools[group]
-        low, high = (min(_MOST_AHEAD, int(mark * pool.capacity)) for mark in tier.watermarks)
-        below, at_hand, dirty = self.tiers[level + 1].pools[group], pool.num_free, list[Block]()
-        for block in pool.evictable():
-            if at_hand + len(dirty) >= high:
-                break
-            if block.key and below.get(block.key) is None:
-                dirty.append(block)
-            else:
-                at_hand += 1
-        self._enough[level, group] = pool.num_taken + below.num_taken + at_hand - low
-        if at_hand < low:
-            self._copy_down(level, group, dirty[:limit], level + 1, access, pin=False)
-
-    def set_watermarks(self, level: int, watermarks: tuple[float, float]) -> None:
-        """Other ones from now on, for one tier."""
-        self.tiers[level].watermarks = watermarks
-        self._enough.clear()
-
-    def lags(self) -> bool:
-        """Whether so many places were taken since `clean_ahead` last looked that it should again.
-
-        A place taken below counts too: what gave way to it there may have been our clean copy.
-        """
-        return any(
-            pool.num_taken + below.num_taken > self._enough.get((level, group), -1)
-            for level, (tier, colder) in enumerate(pairwise(self.tiers))
-            for group, (pool, below) in enumerate(zip(tier.pools, colder.pools, strict=True))
-        )
 
     def load(
         self,
@@ -186,11 +221,14 @@ class TierChain:
     ) -> None:
         """Plan the pinned, named `source` into `target` at level `to`; on the way to the top tier
         by host memory if it has a place to spare: the bytes then stay there too."""
-        self.counts.promoted += level > to
+        if level > to:
+            self.counts.promoted += 1
+            self._duplicates.add(level, group, source)
         stop = next(landing, None) if to == 0 and level > 1 else None
         if stop is not None:
             self.put(group, level, source, 1, stop, access)
             level, source = 1, stop
+            self._duplicates.add(level, group, source)
         self.put(group, level, source, to, target, access)
 
     def put(
@@ -263,7 +301,7 @@ class TierChain:
         for level, group, block in unsaved:
             known = self.tiers[coldest].pools[group].get
             if block.state is State.COMMITTED and block.key and known(block.key) is None:
-                self._copy_down(level, group, [block], coldest, access, pin=True)
+                self.copy_down(level, group, [block], coldest, access, pin=True)
 
     def copy_within(self, group: int, level: int, source: Block, target: Block) -> Copy:
         """Plan the pinned `source` into another, private place of its pool, to move there."""

@@ -40,6 +40,8 @@ _Class = TypeVar("_Class")
 
 EXTENT = 2 * MIB  # what a memory tier is cut into
 
+ADMISSION = "learned"  # what is worth writing to SSD, unless the file says otherwise
+
 _CAPACITY = 1024  # of the policy that is made only to see whether its options are right
 _MAX_SOCKET = 107  # bytes of a Unix socket's address
 
@@ -105,7 +107,8 @@ class HostConfig(MemoryConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SsdConfig(TierConfig):
-    """A folder: at most `size` bytes of it, a `slab` at a time, leaving `min_free` to others."""
+    """A folder: at most `size` bytes of it, a `slab` at a time, leaving `min_free` to others.
+    `admission` says what is worth writing there."""
 
     path: Annotated[Path, absolute]
     size: Annotated[int, Size(1 * MIB), LIVE] = 16 * GIB
@@ -114,6 +117,8 @@ class SsdConfig(TierConfig):
     sparse: Annotated[float, Number(0, 0.75), LIVE] = 0.25
     durability: Annotated[Durability, word(Durability)] = Durability.BATCH
     store: Annotated[str, text] = "ssd"
+    admission: Annotated[str, text, LIVE] = ADMISSION
+    admission_options: Annotated[Mapping[str, object], table, LIVE] = field(default_factory=dict)
 
     @classmethod
     def if_present(cls, raw: object) -> "SsdConfig | None":
@@ -123,6 +128,8 @@ class SsdConfig(TierConfig):
     def check(self) -> None:
         TierConfig.check(self)
         _named("store", self.store, plugins.volume)
+        found = _named("admission", self.admission, plugins.admission)
+        _check_options(found, self.admission_options, "admission_options")
         if self.slab > self.size:
             most = Size.form(self.size)
             raise ConfigError(f"slab = {Size.form(self.slab)}: must be at most the size, {most}")
@@ -150,6 +157,18 @@ class PrefetchConfig(Section):
 
     def check(self) -> None:
         found = _named("policy", self.policy, plugins.prefetch)
+        _check_options(found, self.options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementConfig(Section):
+    """Where copies of a block are kept along the tiers."""
+
+    policy: Annotated[str, text] = "inclusive"
+    options: Annotated[Mapping[str, object], table] = field(default_factory=dict)
+
+    def check(self) -> None:
+        found = _named("policy", self.policy, plugins.placement)
         _check_options(found, self.options)
 
 
@@ -249,6 +268,9 @@ class Config(Section):
     prefetch: Annotated[PrefetchConfig, PrefetchConfig.of, LIVE] = field(
         default_factory=PrefetchConfig
     )
+    placement: Annotated[PlacementConfig, PlacementConfig.of, LIVE] = field(
+        default_factory=PlacementConfig
+    )
     tenants: Annotated[Mapping[str, TenantConfig], _tenants] = field(default_factory=_only_myself)
     models: Annotated[Mapping[str, ModelConfig], _models, LIVE] = field(default_factory=dict)
     rules: Annotated[tuple[Rule, ...], _rules, LIVE] = ()
@@ -297,17 +319,20 @@ def _named(key: str, name: str, find: Callable[[str], type[_Class]]) -> type[_Cl
         raise ConfigError(f"{key} = {error}") from error
 
 
-def _check_options(found: type, options: Mapping[str, object], **given: Any) -> None:
-    """Raise `ConfigError` unless `found` can be made with `options` beside what we give it."""
+def _check_options(
+    found: type, options: Mapping[str, object], key: str = "options", **given: Any
+) -> None:
+    """Raise `ConfigError` unless `found` can be made with `options`, the value of `key`, beside
+    what we give it."""
     parameters = inspect.signature(found).parameters
     names = [name for name in parameters if name not in given]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         try:
             check_known(options, names, f"an option of {found.__name__}")
         except ConfigError as error:
-            raise ConfigError(f"options.{error}") from error
+            raise ConfigError(f"{key}.{error}") from error
     try:
         found(**given, **options)
     # Broad, because a stranger's class may raise anything at what it does not like.
     except Exception as error:
-        raise ConfigError(f"options = {form(options)}: {error}") from error
+        raise ConfigError(f"{key} = {form(options)}: {error}") from error

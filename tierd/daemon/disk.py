@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, Self
 
-from policies.base import EvictionPolicy
+from policies.base import AdmissionPolicy, EvictionPolicy
 from storage.base import BlockStore, Volume
 from tierd.block import BlockHash
 from tierd.daemon import plugins
@@ -143,8 +143,13 @@ class Disk:
     async def _withdrawn(self) -> None:
         pass  # what is deleted is the file system's already
 
-    async def tier(self, layout: KVLayout, policies: Sequence[EvictionPolicy]) -> Tier:
-        """The tier over the arrays of a layout, which are open, a policy each."""
+    async def tier(
+        self,
+        layout: KVLayout,
+        policies: Sequence[EvictionPolicy],
+        admissions: Sequence[AdmissionPolicy],
+    ) -> Tier:
+        """The tier over the arrays of a layout, which are open, a policy of both kinds each."""
         root, names = layout.root(self._tenant), self._names(layout)
 
         def grow(group: int) -> range | None:
@@ -158,7 +163,7 @@ class Disk:
         for name, pool in zip(names, pools, strict=True):
             # There may be a million, and nobody has the pool yet.
             await asyncio.to_thread(pool.grow, chain.from_iterable(self._volume.slabs(name)))
-        return Tier("ssd", pools, grow)
+        return Tier("ssd", pools, grow, admissions=admissions)
 
     def join(self, namespace: Namespace, level: int, owner: BlockHash, model: ModelConfig) -> None:
         """A namespace whose tier `level` is this one shares it with the others."""

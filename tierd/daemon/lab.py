@@ -6,13 +6,15 @@ but its progress, where it is told to.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TextIO
 
+from policies.base import AdmissionPolicy, PlacementPolicy
 from policies.belady import Belady
 from tierd.daemon import plugins
-from tierd.daemon.config import Config
+from tierd.daemon.config import ADMISSION, Config
 from tierd.daemon.optimum import Optimum
 from tierd.daemon.replay import Replay, Result, TierPlan
 from tierd.daemon.trace import Trace
@@ -78,13 +80,15 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Lab:
     """What to replay: every policy at every size; without sizes the configuration's own tiers, and
-    without policies each tier's own."""
+    without policies each tier's own. `admission` and `placement` name others than it has."""
 
     config: Config
     policies: Sequence[str] = ()
     sizes: Sequence[str] = ()
     token_nbytes: int = TOKEN_NBYTES
     progress: TextIO | None = field(default=None, compare=False)
+    admission: str = ""
+    placement: str = ""
 
     def run(self, traces: Sequence[Trace]) -> Iterator[Row]:
         """Yield a row for every replay as it ends. Raises ConfigError."""
@@ -95,7 +99,8 @@ class Lab:
                     plans = self._plans(trace, size, policy)
                     capacities = [plan.capacity for plan in plans]
                     named = policy or "/".join(plan.policy.__name__.lower() for plan in plans)
-                    result = self._replay(Replay(trace, plans), f"{trace.name} {named} {size}")
+                    replay = Replay(trace, plans, self._placement())
+                    result = self._replay(replay, f"{trace.name} {named} {size}")
                     best = optimum.hit_rate(sum(capacities))
                     nbytes = trace.block_size * self.token_nbytes
                     yield Row(trace.name, named, capacities, result, best, nbytes)
@@ -120,8 +125,24 @@ class Lab:
             if issubclass(found, Belady) and not policy:
                 raise ConfigError("belady is for --policy: no daemon knows the future")
             marks = getattr(own, "watermarks", (0.0, 0.0))
-            plans.append(TierPlan(name, capacity, found, {} if policy else own.options, marks))
+            admission = self._admission() if name == "ssd" else None
+            options = {} if policy else own.options
+            plans.append(TierPlan(name, capacity, found, options, marks, admission))
         return plans
+
+    def _admission(self) -> Callable[[], AdmissionPolicy]:
+        """What makes the policy that says what is worth writing to the SSD."""
+        if self.admission:
+            return plugins.admission(self.admission)
+        ssd = self.config.ssd
+        if ssd is None:  # it has no such tier, but a size has
+            return plugins.admission(ADMISSION)
+        return partial(plugins.admission(ssd.admission), **ssd.admission_options)
+
+    def _placement(self) -> PlacementPolicy:
+        own = self.config.placement
+        name, options = (self.placement, {}) if self.placement else (own.policy, own.options)
+        return plugins.placement(name)(**options)
 
     def _replay(self, replay: Replay, title: str) -> Result:
         total, looked = replay.result.num_requests, 0.0

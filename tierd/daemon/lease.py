@@ -50,6 +50,7 @@ class Lease:
     hit: int = 0
     committed: int = 0
     room: int = 0  # tokens it has places for
+    forked: int = 0  # tokens that it had from another lease when it began
     shortened: bool = False  # since the last notify
     released: bool = False
     borrowed: set[Block] = field(default_factory=set)  # private ones that it may not write

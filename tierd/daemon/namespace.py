@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from policies.base import Access, EvictionPolicy, PrefetchPolicy
+from policies.base import Access, EvictionPolicy, PlacementPolicy, PrefetchPolicy
 from storage.base import BlockStore
 from tierd.block import HASH_NBYTES, BlockHash, BlockId
 from tierd.daemon.cache import TieredCache
@@ -40,12 +40,13 @@ class Namespace:
         tiers: Sequence[Tier],
         stores: Sequence[Sequence[BlockStore]],
         prefetch: PrefetchPolicy,
+        placement: PlacementPolicy | None = None,
         staging: Sequence[Any] = (),
     ) -> None:
         self.name, self.layout = name, layout
         self.tiers, self.stores = tiers, stores
         self.transfer = StoreTransfer(stores, self._pause, staging)
-        self.cache = TieredCache(layout, tiers, self.transfer)
+        self.cache = TieredCache(layout, tiers, self.transfer, placement)
         self.upkeep = Upkeep(self.cache, self.transfer, prefetch)
         self.num_sessions = 0
         # Takes memory from others, if they have to give it; whether any came.
@@ -146,6 +147,7 @@ class Namespace:
             "prefetched": counts.prefetched,
             "demoted": counts.demoted,
             "dropped": counts.dropped,
+            "refused": counts.refused,
             "failed": counts.failed,
             "lost": counts.lost,
             "out_of_blocks": counts.out_of_blocks,

@@ -11,13 +11,21 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from policies.base import BlockSizePolicy, EvictionPolicy, PrefetchPolicy
+from policies.base import (
+    AdmissionPolicy,
+    BlockSizePolicy,
+    EvictionPolicy,
+    PlacementPolicy,
+    PrefetchPolicy,
+)
 from storage.base import BlockStore, Volume
 from tierd.errors import ConfigError
 
 POLICIES = "tierd.policies"
 BLOCK_SIZES = "tierd.block_sizes"
 PREFETCHES = "tierd.prefetches"
+ADMISSIONS = "tierd.admissions"
+PLACEMENTS = "tierd.placements"
 STORES = "tierd.stores"
 
 
@@ -34,6 +42,16 @@ def block_sizes(name: str) -> type[BlockSizePolicy]:
 def prefetch(name: str) -> type[PrefetchPolicy]:
     """The prefetch policy called `name`."""
     return _find(PREFETCHES, name, PrefetchPolicy)
+
+
+def admission(name: str) -> type[AdmissionPolicy]:
+    """The admission policy called `name`."""
+    return _find(ADMISSIONS, name, AdmissionPolicy)
+
+
+def placement(name: str) -> type[PlacementPolicy]:
+    """The placement policy called `name`."""
+    return _find(PLACEMENTS, name, PlacementPolicy)
 
 
 def store(name: str) -> type[BlockStore]:

@@ -6,12 +6,12 @@ bytes are counted and not held. A request longer than the top tier keeps its beg
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from policies.base import Access, EvictionPolicy, Key
+from policies.base import Access, AdmissionPolicy, EvictionPolicy, Key, PlacementPolicy
 from policies.belady import Belady
 from tierd.daemon.cache import TieredCache
 from tierd.daemon.copy import Copy, Outcome, Place, Settle
@@ -52,13 +52,15 @@ class NullTransfer:
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """One tier of a replay: places, and the policy that orders them."""
+    """One tier of a replay: places, the policy that orders them, and what makes the policy that
+    says what is worth writing there; without one all is."""
 
     name: str
     capacity: int
     policy: type[EvictionPolicy]
     options: Mapping[str, object]
     watermarks: tuple[float, float] = (0.0, 0.0)
+    admission: Callable[[], AdmissionPolicy] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,12 @@ class Result:
 class Replay:
     """One trace, one chain of tiers. `run` yields how many requests are over."""
 
-    def __init__(self, trace: Trace, tiers: Sequence[TierPlan]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        tiers: Sequence[TierPlan],
+        placement: PlacementPolicy | None = None,
+    ) -> None:
         """Raises TierdError if a tier has no place."""
         for tier in tiers:
             if tier.capacity < 1:
@@ -97,7 +104,8 @@ class Replay:
             for time, request in zip(self._times, trace.requests, strict=True):
                 for name in trace.path(request):
                     self._future.setdefault(name, []).append(time)
-        self.cache = TieredCache(_LAYOUT, [self._tier(tier) for tier in tiers], self._transfer)
+        chain = [self._tier(tier) for tier in tiers]
+        self.cache = TieredCache(_LAYOUT, chain, self._transfer, placement)
         self._seconds = 0.0
 
     def _tier(self, plan: TierPlan) -> Tier:
@@ -106,7 +114,8 @@ class Replay:
             options["future"] = self._future
         pool = BlockPool(plan.policy(plan.capacity, **options))
         pool.grow(range(plan.capacity))
-        return Tier(plan.name, [pool], lambda group: None, watermarks=plan.watermarks)
+        admissions = [plan.admission()] if plan.admission else []
+        return Tier(plan.name, [pool], lambda group: None, False, plan.watermarks, admissions)
 
     def run(self) -> Iterator[int]:
         """Replay it; yields after every request. To be called once."""
@@ -124,8 +133,8 @@ class Replay:
         if lease.hit < length:
             cache.advance([Step(lease, length)], access)
         cache.release(lease, access)
-        if cache.chain.lags():  # once: a policy may give up below at once what comes down
-            cache.reclaim(_BATCH)
+        while cache.ahead.lags() and cache.reclaim(_BATCH):
+            pass
 
     @property
     def result(self) -> Result:

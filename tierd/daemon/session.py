@@ -256,7 +256,7 @@ class Session(Connection):
     @staticmethod
     def _changed(namespace: Namespace) -> None:
         """Waking the upkeep costs more than a request: only if it may find something to do."""
-        if namespace.cache.chain.lags():
+        if namespace.cache.ahead.lags():
             namespace.upkeep.stir()
 
     def _status(self, frame: Frame) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from policies.base import Access
 from tierd.block import Block, BlockHash, State
+from tierd.daemon.ahead import Ahead
 from tierd.daemon.chain import TierChain
 from tierd.daemon.lease import Lease
 from tierd.daemon.loads import Loads
@@ -42,8 +43,8 @@ class Added(NamedTuple):
 class Steps:
     """Takes the steps of one cache's leases."""
 
-    def __init__(self, chain: TierChain, match: PrefixMatch, loads: Loads) -> None:
-        self._chain, self._match, self._loads = chain, match, loads
+    def __init__(self, chain: TierChain, ahead: Ahead, match: PrefixMatch, loads: Loads) -> None:
+        self._chain, self._ahead, self._match, self._loads = chain, ahead, match, loads
         self._layout = chain.layout
         self._sizes = [group.block_size for group in chain.layout.groups]
 
@@ -151,6 +152,7 @@ class Steps:
                 assert block is not None, f"block {index} of group {group} is out of the window"
                 pool.commit(block, key, parent, access, self._match.inner(group, hashes, index))
                 parent = key
+            self._ahead.committed(lease.level, group, table[start:stop])
         lease.committed = max(lease.committed, step.committed)
         if step.publish:
             self._publish_tails(lease, lease.committed, access)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.base import EvictionPolicy, PrefetchPolicy
+from policies.base import AdmissionPolicy, EvictionPolicy, PlacementPolicy, PrefetchPolicy
 from storage.base import Row
 from storage.host import pin
 from tierd.block import BlockHash
@@ -163,10 +163,14 @@ class Tenant:
     async def _change(self, namespace: Namespace, old: Config, new: Config) -> None:
         if new.prefetch != old.prefetch:
             namespace.upkeep.guess_by(_prefetch(new))
+        cache = namespace.cache
+        if new.placement != old.placement:
+            cache.chain.place_by(_placement(new))
+        if _admitting(new) != _admitting(old):
+            cache.chain.tiers[-1].admissions = _admissions(new, len(namespace.layout.groups))
         self._join(namespace)
         for level, memory in enumerate(self._memories):
-            watermarks = self._tier(new, memory).watermarks
-            namespace.cache.chain.set_watermarks(level, watermarks)
+            cache.ahead.keep(level, self._tier(new, memory).watermarks)
         namespace.upkeep.stir()
         for level, tier in enumerate(namespace.tiers):
             args = tier.name, self.name, namespace.name, namespace.layout
@@ -266,11 +270,14 @@ class Tenant:
                 for array in arrays:
                     undo.push_async_callback(array.close)
                 stores.append(arrays)
-                tiers.append(await self._disk.tier(layout, self._policies("ssd", name, layout)))
+                policies = self._policies("ssd", name, layout)
+                admissions = _admissions(self._config, len(policies))
+                tiers.append(await self._disk.tier(layout, policies, admissions))
             largest = max(layout.block_nbytes(group) for group in range(len(layout.groups)))
             staging = self._stage(owner, largest)
             prefetch = _prefetch(self._config)
-            namespace = Namespace(name, layout, tiers, stores, prefetch, staging)
+            placement = _placement(self._config)
+            namespace = Namespace(name, layout, tiers, stores, prefetch, placement, staging)
             adopted = await namespace.recover()
             undo.pop_all()
         self._join(namespace)
@@ -372,3 +379,21 @@ def _prefetch(config: Config) -> PrefetchPolicy:
 def _part(nbytes: int, share: float) -> int:
     """A tenant's share of a tier, whole extents, at least one."""
     return max(EXTENT_NBYTES, int(nbytes * share) // EXTENT_NBYTES * EXTENT_NBYTES)
+
+
+def _placement(config: Config) -> PlacementPolicy:
+    return plugins.placement(config.placement.policy)(**config.placement.options)
+
+
+def _admitting(config: Config) -> tuple[str, Mapping[str, object]] | None:
+    """What says what is worth writing to the SSD; None where there is none."""
+    ssd = config.ssd
+    return None if ssd is None else (ssd.admission, ssd.admission_options)
+
+
+def _admissions(config: Config, count: int) -> list[AdmissionPolicy]:
+    """One for each of so many pools of the SSD tier."""
+    if (chosen := _admitting(config)) is None:
+        return []
+    admission, options = chosen
+    return [plugins.admission(admission)(**options) for _ in range(count)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Self
 
-from policies.base import EvictionPolicy
+from policies.base import AdmissionPolicy, EvictionPolicy
 from tierd.daemon.pool import BlockPool
 
 
@@ -18,7 +18,8 @@ class Tier:
 
     `grow(group)` gives more places for a group's pool, or None if the tier has no more to give.
     Between its `watermarks` a tier keeps places free, or evictable without a copy. A paused tier
-    takes nothing new (its medium is full or failing) but still serves.
+    takes nothing new (its medium is full or failing) but still serves. `admissions` say, by group,
+    what of that which would come down to it is worth writing; without any, all is.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Tier:
     grow: Callable[[int], Iterable[int] | None]
     paused: bool = False
     watermarks: tuple[float, float] = (0.0, 0.0)  # of places free or clean, as parts of a pool
+    admissions: Sequence[AdmissionPolicy] = ()
 
     @classmethod
     def of(
@@ -56,6 +58,7 @@ class Counts:
     prefetched: int = 0
     demoted: int = 0
     dropped: int = 0  # evicted with no copy left below
+    refused: int = 0  # of those, what was not worth writing
     failed: int = 0
     lost: int = 0  # unreadable or corrupt in a lower tier
     out_of_blocks: int = 0
