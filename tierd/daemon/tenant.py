@@ -8,7 +8,7 @@ import asyncio
 import logging
 import mmap
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
@@ -25,10 +25,13 @@ from tierd.daemon.arena import EXTENT_NBYTES
 from tierd.daemon.config import Config, MemoryConfig, ModelConfig
 from tierd.daemon.disk import Disk
 from tierd.daemon.fragmentation import internal
+from tierd.daemon.handover import Handover
 from tierd.daemon.lease import Lease
 from tierd.daemon.lengths import Lengths
 from tierd.daemon.memory import Memory
 from tierd.daemon.namespace import Namespace
+from tierd.daemon.policy_file import Remembered, revive
+from tierd.daemon.rules import Choice
 from tierd.errors import LayoutMismatch
 from tierd.layout import KVLayout
 from tierd.shm import CudaMemory, SharedMemory
@@ -151,19 +154,15 @@ class Tenant:
             namespace.cache.chain.set_watermarks(level, watermarks)
         namespace.upkeep.stir()
         for level, tier in enumerate(namespace.tiers):
-            args = tier.name, self.name, namespace.name, namespace.layout
-            pairs = zip(rules.choices(old, *args), rules.choices(new, *args), strict=True)
-            for group, (was, now) in enumerate(pairs):
+            before, after = (self._choices(of, tier.name, namespace) for of in (old, new))
+            for group, (was, now) in enumerate(zip(before, after, strict=True)):
                 if now != was:
                     await namespace.exchange(level, group, now.make())
-                    log.info(
-                        "%s: %s, group %d: %s by %s",
-                        namespace.name,
-                        tier.name,
-                        group,
-                        now.policy,
-                        now.why,
-                    )
+                    where = f"{namespace.name}: {tier.name}, group {group}"
+                    log.info("%s: %s, by %s", where, now.policy, now.why)
+
+    def _choices(self, config: Config, tier: str, namespace: Namespace) -> Iterator[Choice]:
+        return rules.choices(config, tier, self.name, namespace.name, namespace.layout)
 
     async def attach(self, name: str, wanted: KVLayout) -> Namespace:
         """The namespace of `wanted`, made if need be; an engine more is in it.
@@ -227,19 +226,34 @@ class Tenant:
             await shared.leave(owner)
         if self._disk:
             await namespace.save(asyncio.get_running_loop().time() + self._config.grace)
-        await namespace.close()
+        await self._close(namespace)
         self._staging_pins.pop(owner, ExitStack()).close()
         for memory in self._memories:
             memory.left(owner, len(namespace.layout.groups))
         log.info("%s: retired", namespace.name)
 
+    async def _close(self, namespace: Namespace) -> None:
+        """Close a namespace and keep what its policies know."""
+        await namespace.close()
+        if self._disk:
+            pools = [
+                (tier.name, group, choice, pool.policy)
+                for tier in namespace.tiers
+                for group, (pool, choice) in enumerate(
+                    zip(tier.pools, self._choices(self._config, tier.name, namespace), strict=True)
+                )
+                if not isinstance(pool.policy, Handover)  # half of it is known to each
+            ]
+            await self._disk.remember(namespace.layout.root(self.name), pools)
+
     async def _create(self, name: str, layout: KVLayout) -> Namespace:
         owner = layout.root(self.name)
-        tiers = [
-            m.tier(layout, owner, self._policies(m.name, name, layout)) for m in self._memories
-        ]
-        for tier, memory in zip(tiers, self._memories, strict=True):
-            tier.watermarks = self._tier(self._config, memory).watermarks
+        known = await self._disk.remembered(owner) if self._disk else []
+        tiers = []
+        for memory in self._memories:
+            policies = await self._policies(memory.name, name, layout, known)
+            tiers.append(memory.tier(layout, owner, policies))
+            tiers[-1].watermarks = self._tier(self._config, memory).watermarks
         stores = [memory.stores(layout) for memory in self._memories]
         async with AsyncExitStack() as undo:
             if self._disk:
@@ -248,7 +262,8 @@ class Tenant:
                 for array in arrays:
                     undo.push_async_callback(array.close)
                 stores.append(arrays)
-                tiers.append(await self._disk.tier(layout, self._policies("ssd", name, layout)))
+                policies = await self._policies("ssd", name, layout, known)
+                tiers.append(await self._disk.tier(layout, policies))
             largest = max(layout.block_nbytes(group) for group in range(len(layout.groups)))
             staging = self._stage(owner, largest)
             prefetch = _prefetch(self._config)
@@ -260,9 +275,16 @@ class Tenant:
         log.info("%s: attached, %d blocks recovered", name, adopted)
         return namespace
 
-    def _policies(self, tier: str, name: str, layout: KVLayout) -> list[EvictionPolicy]:
-        """What a tier's pools of a namespace begin with."""
-        return [c.make() for c in rules.choices(self._config, tier, self.name, name, layout)]
+    async def _policies(
+        self, tier: str, name: str, layout: KVLayout, known: Sequence[Remembered]
+    ) -> list[EvictionPolicy]:
+        """What a tier's pools of a namespace begin with, or go on from."""
+        choices = rules.choices(self._config, tier, self.name, name, layout)
+        if not known:
+            return [choice.make() for choice in choices]
+        return await asyncio.to_thread(
+            lambda: [revive(known, tier, group, choice) for group, choice in enumerate(choices)]
+        )
 
     def _join(self, namespace: Namespace) -> None:
         """A namespace shares the media, by what the configuration says of its model."""
@@ -296,7 +318,7 @@ class Tenant:
         if self._disk:
             await self._disk.rest()
         for namespace in self.namespaces.values():
-            await namespace.close()
+            await self._close(namespace)
         self.namespaces.clear()
         if self._disk:
             await self._disk.close()
