@@ -15,6 +15,7 @@ from tierd.daemon.config import (
     HostConfig,
     ModelConfig,
     PrefetchConfig,
+    Rule,
     SsdConfig,
     TenantConfig,
     describe,
@@ -206,6 +207,7 @@ def test_the_example_file_is_good_and_says_something_of_every_key() -> None:
         config.prefetch,
         *config.tenants.values(),
         ModelConfig(),
+        Rule(policy="lru"),
     ):
         for key in fields(section):
             assert f"{key.name} = " in text or f"[{key.name}" in text or f".{key.name}]" in text

@@ -3,7 +3,7 @@
     lengths and checksum, a line of JSON | JSON, with keys as {"": number} | the keys, 16 bytes each
 
 It appears whole, by a rename. It is only advice: a file that is torn, or of another kind of policy,
-is as good as none. Everything here blocks, for a second a million keys; nothing knows blocks.
+is as good as none. Everything here blocks, for seconds a million keys; nothing knows blocks.
 """
 
 import json
@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,9 @@ def _pack(known: Iterable[Remembered]) -> bytes:
             raise TypeError(f"{key!r} is no key, nor plain")
         return {"": numbers.setdefault(key, len(numbers))}
 
-    body = json.dumps([asdict(of) for of in known], default=number, separators=(",", ":")).encode()
+    # Not `asdict`: it copies a state, which takes four times as long as all else.
+    plain = [{field.name: getattr(of, field.name) for field in fields(of)} for of in known]
+    body = json.dumps(plain, default=number, separators=(",", ":")).encode()
     keys = b"".join(numbers)
     crc = crc32c.crc32c(keys, crc32c.crc32c(body))
     head = {"at": time.time(), "body": len(body), "keys": len(keys), "crc32c": crc}
