@@ -141,9 +141,8 @@ class Disk:
 
         try:
             await asyncio.to_thread(write)
-        # Broad, because a stranger's policy may raise anything; the blocks are safe without it.
-        except Exception as error:
-            log.warning("%s: what the policies knew is not kept: %r", self._tenant, error)
+        except OSError as error:
+            log.warning("%s: what the policies knew is not kept: %s", self._tenant, error)
 
     def _find_unused(self, in_use: Collection[BlockHash]) -> None:
         live, on_disk = {root.hex() for root in in_use}, self._volume.arrays()

@@ -11,9 +11,10 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,20 @@ def revive(known: Iterable[Remembered], tier: str, group: int, choice: Choice) -
         same = (tier, group, _identity(choice), json.dumps(choice.options, default=str))
         if same == (of.tier, of.group, of.policy, json.dumps(of.options)):
             policy = choice.make()
-            try:
-                policy.restore(of.state)
-            # Broad, because a stranger's class may raise anything at what another version wrote.
-            except Exception as error:
-                log.warning("%s, group %d: begins anew: %r", tier, group, error)
-            else:
+            if _done(f"{tier}, group {group}: begins anew", partial(policy.restore, of.state)):
                 return policy
     return choice.make()
+
+
+def _done(otherwise: str, call: Callable[[], object]) -> bool:
+    """Call what may be a stranger's, and log if it fails."""
+    try:
+        call()
+    # Broad, because a stranger's class may raise anything; no block is lost without its order.
+    except Exception as error:
+        log.warning("%s: %r", otherwise, error)
+        return False
+    return True
 
 
 class PolicyFile:
@@ -70,7 +77,10 @@ class PolicyFile:
     def write(self, known: Iterable[Remembered], most: int, min_free: int) -> None:
         """Replace the file; it takes at most `most` bytes and leaves `min_free` on the file system,
         or is left out. Raises OSError."""
-        data = _pack(known)
+        packed: list[bytes] = []
+        if not _done(f"{self._path}: not kept", lambda: packed.append(_pack(known))):
+            return
+        (data,) = packed
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         if len(data) > most or shutil.disk_usage(self._path.parent).free < min_free + len(data):
             log.warning("%s: %d bytes are too many to be kept", self._path, len(data))
