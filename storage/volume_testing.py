@@ -94,6 +94,43 @@ class VolumeTests:
                 assert volume.nbytes <= self.budget
             assert volume.grow("b") is None
 
+    async def test_a_smaller_budget_takes_nothing_and_gives_nothing_more(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.opened(tmp_path) as (volume, store):
+            while volume.grow("a"):
+                pass
+            slabs, slab = volume.slabs("a"), volume.slab("a")
+            await self.fill(store, slabs[0])
+            volume.limit(2 * slab.nbytes, 0)
+            assert volume.slabs("a") == slabs
+            assert volume.grow("a") is None
+            for ids in slabs[2:]:
+                assert volume.grow("a") is None
+                volume.give_back("a", ids)
+            await self.check(store, slabs[0])
+            volume.give_back("a", slabs[1])
+            assert volume.grow("a") == slabs[1]
+
+    async def test_a_larger_budget_is_room_for_more_slabs(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as (volume, store):
+            while volume.grow("a"):
+                pass
+            volume.limit(2 * self.budget, 0)
+            more = volume.grow("a")
+            assert more
+            await self.fill(store, more)
+            await self.check(store, more)
+
+    async def test_another_floor_holds_from_then_on(self, tmp_path: Path) -> None:
+        async with self.opened(tmp_path) as (volume, store):
+            [ids] = volume.slabs("a")
+            volume.limit(self.budget, 1 << 60)
+            with pytest.raises(BlockFault):
+                await self.fill(store, ids)
+            volume.limit(self.budget, 0)
+            await self.fill(store, ids)
+
     async def test_a_volume_reopens_as_it_was_left(self, tmp_path: Path) -> None:
         async with self.opened(tmp_path) as (volume, store):
             [ids] = volume.slabs("a")

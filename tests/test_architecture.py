@@ -16,6 +16,7 @@ BROAD = {
     "tierd/daemon/connection.py": "its top: one engine's surprise must not end the others",
     "tierd/daemon/plugins.py": "importing a stranger's module",
     "tierd/daemon/config.py": "making a stranger's policy",
+    "tierd/daemon/policy_file.py": "what a stranger's policy knows, said and taken",
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierd.daemon.arena import Arena
+from tierd.daemon.arena import _WITHHELD, Arena
 
 EXTENT = 8
 
@@ -109,20 +109,49 @@ def test_a_gap_closed_between_runs_gives_no_id_twice(owners: str) -> None:
     assert sorted(of_a) == list(range(6 * EXTENT // 5))  # the blocks across the edges too
 
 
-Steps = list[tuple[int, bool]]
+def test_a_smaller_arena_withholds_what_is_free_and_then_what_is_given_back() -> None:
+    memory = arena(6)
+    memory.grow("a", 8)
+    memory.grow("a", 8)
+    assert memory.resize(EXTENT) == []
+    assert (memory.nbytes, memory.nbytes_free, memory.nbytes_over) == (2 * EXTENT, 0, EXTENT)
+    assert memory.withheld() == [(2, 6)]
+    assert memory.grow("b", 8) is None
+    memory.give_back("a", 0, 1)
+    assert (memory.nbytes, memory.nbytes_over) == (EXTENT, 0)
+    assert memory.withheld() == [(0, 1)]
+    assert memory.withheld() == []
+    memory.release("a")
+    assert memory.nbytes_free == EXTENT
+
+
+def test_a_larger_arena_gives_out_what_was_withheld_and_no_more_than_there_is() -> None:
+    memory = arena(6)
+    memory.resize(2 * EXTENT)
+    assert memory.resize(5 * EXTENT) == [(2, 5)]
+    assert memory.withheld() == [(5, 6)]  # the others are in use again: nobody may discard them
+    assert memory.resize(9 * EXTENT) == [(5, 6)]
+    assert memory.nbytes == memory.nbytes_free == 6 * EXTENT
+
+
+Steps = list[tuple[int, bool, int]]
 
 
 @settings(max_examples=300, deadline=None)
 @given(
     extents=st.integers(0, 40),
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=3),
-    steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9).map(bool)), max_size=40),
+    steps=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 9).map(bool), st.integers(0, 80)), max_size=40
+    ),
 )
 def test_no_two_owners_ever_hold_a_byte_in_common(
     extents: int, sizes: list[int], steps: Steps
 ) -> None:
     memory, held = arena(extents), {owner: set[int]() for owner in range(len(sizes))}
-    for number, grows in steps:
+    for number, grows, size in steps:
+        if size <= 40:
+            memory.resize(size * EXTENT)
         owner = number % len(sizes)
         if grows:
             gained = memory.grow(owner, sizes[owner]) or []
@@ -142,7 +171,9 @@ def check_apart(memory: Arena, held: dict[int, set[int]], sizes: list[int]) -> N
         for block_id in ids
     )
     assert all(stop <= start for (_, stop, _), (start, _, _) in pairwise(spans))
-    assert all(stop <= memory.nbytes for _, stop, _ in spans)
+    withheld = memory._num_held[_WITHHELD] * EXTENT
+    assert all(stop <= memory.nbytes + withheld for _, stop, _ in spans)
+    assert memory.nbytes_over >= 0
     touched: dict[int, int] = {}
     for start, stop, owner in spans:
         for extent in range(start // EXTENT, (stop - 1) // EXTENT + 1):

@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 
 import pytest
 
 from tierd.daemon.config import (
+    Attention,
     BlocksConfig,
     Config,
     DeviceConfig,
@@ -16,8 +17,10 @@ from tierd.daemon.config import (
     ModelConfig,
     PlacementConfig,
     PrefetchConfig,
+    Rule,
     SsdConfig,
     TenantConfig,
+    TierName,
     describe,
 )
 from tierd.errors import ConfigError
@@ -73,6 +76,17 @@ share = 0.75
 [tenants.bob]
 uids = [1002]
 share = 0.25
+
+[[rules]]
+policy = "fifo"
+[[rules]]
+tier = "ssd"
+tenant = "bob"
+model = "a b"
+attention = "window"
+layers = "0-9"
+policy = "s3fifo"
+options = { small = 0.2 }
 """
 
 FULL_CONFIG = Config(
@@ -102,6 +116,18 @@ FULL_CONFIG = Config(
         "alice": TenantConfig(uids=(1000, 1001), share=0.75),
         "bob": TenantConfig(uids=(1002,), share=0.25),
     },
+    rules=(
+        Rule(policy="fifo"),
+        Rule(
+            tier=TierName.SSD,
+            tenant="bob",
+            model="a b",
+            attention=Attention.WINDOW,
+            layers="0-9",
+            policy="s3fifo",
+            options={"small": 0.2},
+        ),
+    ),
 )
 
 
@@ -198,6 +224,50 @@ def test_describe_shows_sizes_as_people_write_them() -> None:
     assert "[tenants.alice]\nuids = [1000, 1001]\nshare = 0.75\n" in shown
 
 
+def test_what_differs_is_told_by_key_and_whether_it_is_live() -> None:
+    new = replace(
+        FULL_CONFIG,
+        grace=20,
+        host=replace(FULL_CONFIG.host, size=2 * MIB, reserve=GIB),
+        ssd=None,
+        tenants={"alice": replace(FULL_CONFIG.tenants["alice"], share=0.5)},
+        models={"m": ModelConfig(floor=MIB)},
+        rules=FULL_CONFIG.rules[:1],
+    )
+    found = {c.key: (c.old, c.new, c.live) for c in FULL_CONFIG.changes(new)}
+    ssd = found.pop("ssd")
+    assert ssd[0].startswith('{size = 1500000000, policy = "lru", path = "/var/cache/tierd"')
+    assert ssd[1:] == ("", False)
+    rules = found.pop("rules")
+    assert rules[0].startswith('[{policy = "fifo"}, {tier = "ssd", tenant = "bob", model = "a b"')
+    assert rules[1:] == ('[{policy = "fifo"}]', True)
+    assert found == {
+        "grace": ("10.0", "20.0", True),
+        "host.size": ('"128MiB"', '"2MiB"', True),
+        "host.reserve": ("", '"1GiB"', False),
+        "tenants.alice.share": ("0.75", "0.5", False),
+        "tenants.bob": ("{uids = [1002], share = 0.25}", "", False),
+        "models.m": ("", '{weight = 1.0, floor = "1MiB"}', True),
+    }
+    assert not list(new.changes(new))
+
+
+def test_taking_what_is_live_leaves_the_rest() -> None:
+    new = replace(
+        FULL_CONFIG,
+        socket=Path("/elsewhere"),
+        device=DeviceConfig(size=4 * MIB, reserve=8 * MIB, policy="fifo", watermarks=(0, 0)),
+        models={"m": ModelConfig(weight=2)},
+    )
+    taken = FULL_CONFIG.taking(new)
+    assert taken == replace(
+        FULL_CONFIG,
+        device=DeviceConfig(size=4 * MIB, policy="fifo", watermarks=(0, 0)),
+        models=new.models,
+    )
+    assert {change.key for change in taken.changes(new)} == {"socket", "device.reserve"}
+
+
 def test_the_socket_is_where_the_user_can_make_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIERD_SOCKET", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
@@ -221,6 +291,7 @@ def test_the_example_file_is_good_and_says_something_of_every_key() -> None:
         config.prefetch,
         *config.tenants.values(),
         ModelConfig(),
+        Rule(policy="lru"),
     ):
         for key in fields(section):
             assert f"{key.name} = " in text or f"[{key.name}" in text or f".{key.name}]" in text

@@ -162,6 +162,33 @@ EXTENT = 'must be from "2MiB" to'
         ("[tenants]\na = 1", "tenants.a = 1: must be a table"),
         ("[tenants]", "the shares sum to 0; must be above 0 to 1"),
         ("[tenants.a]\nuids = [1]\n[tenants.b]\nuids = [2]", "the shares sum to 2; must be above"),
+        # Rules
+        ("rules = 5", "rules = 5: must be tables, each beginning with [[rules]]"),
+        ("[[rules]]", "rules.1.policy: is missing, and has no default"),
+        (
+            '[[rules]]\npolicy = "lru"\n[[rules]]\npolicy = "lur"',
+            "rules.2.policy = 'lur' is not installed in tierd.policies",
+        ),
+        (
+            '[[rules]]\npolicy = "lru"\noptions = { a = 1 }',
+            "rules.1.options.a: is not an option of LRU",
+        ),
+        ('[[rules]]\npolicy = "lru"\ntier = "gpu"', 'rules.1.tier = "gpu": must be one of "device'),
+        ('[[rules]]\npolicy = "lru"\ntier = "ssd"', 'rules.1.tier = "ssd": there is no such tier'),
+        (
+            '[[rules]]\npolicy = "lru"\ntenant = "b"\n[tenants.a]\nuids = [1]',
+            'rules.1.tenant = "b": there is no such tenant; there are a',
+        ),
+        (
+            '[[rules]]\npolicy = "lru"\nattention = "local"',
+            'rules.1.attention = "local": must be one of "full", "window"',
+        ),
+        ('[[rules]]\npolicy = "lru"\nlayers = "9-0"', 'rules.1.layers = "9-0": must be a range of'),
+        ('[[rules]]\npolicy = "lru"\nlayers = 3', "rules.1.layers = 3: must be a range of layers"),
+        (
+            '[device]\nsize = "4MiB"\nreserve = "2MiB"',
+            'device.reserve = "2MiB": must be at least the size, "4MiB"',
+        ),
         # Not TOML
         ("[device", "is not TOML: Expected ']' at the end of a table declaration"),
         ("grace = 1\ngrace = 2", "is not TOML: Cannot overwrite a value"),

@@ -197,3 +197,28 @@ def test_two_engines_of_a_model_get_one_layout(tmp_path: Path) -> None:
                 ask(pool, prompt(seed, 40))
             with tierd.connect(daemon.socket) as two, two.attach(MIXED) as again:
                 assert again.layout == pool.layout
+
+
+def test_it_says_which_policy_each_pool_gets_and_by_what(tmp_path: Path) -> None:
+    more = """
+        host.policy = "slru"
+        [[rules]]
+        tier = "device"
+        attention = "window"
+        policy = "s3fifo"
+        options = { small = 0.2 }
+        [[rules]]
+        model = "alias"
+        layers = "0-2"
+        policy = "arc"
+    """
+    with Daemon(tmp_path, more=more) as daemon:
+        with daemon.client() as client:
+            client.attach(MIXED.with_block_sizes([16] * 4), name="alias")
+            said = explain("--config", daemon.config).stdout
+        full, window = sorted({group.layers for group in MIXED.with_block_sizes([16] * 4).groups})
+        assert "policies, for tenant 'default' and model 'alias':" in said
+        assert f"device, group 0 (layers {full[0]} to {full[-1]}): arc, by rules.2" in said
+        where = f"device, group 1 (layers {window[0]} to {window[-1]})"
+        assert f"{where}: s3fifo {{small = 0.2}}, by rules.1" in said
+        assert f"host, group 1 (layers {window[0]} to {window[-1]}): slru, by host.policy" in said

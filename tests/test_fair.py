@@ -1,6 +1,6 @@
 """Who gives way to whom: arithmetic, by numbers."""
 
-from tierd.daemon.fair import Claim, can_spare, donors, fair_share
+from tierd.daemon.fair import Claim, can_spare, donors, fair_share, yielding
 
 
 def claim(
@@ -55,3 +55,14 @@ def test_who_has_nothing_gets_something_but_nothing_of_a_floor() -> None:
     a, b = claim("a", 50, floor=30), claim("b", 0)
     assert can_spare(a, 20, b, [a, b], 100)
     assert not can_spare(a, 21, b, [a, b], 100)
+
+
+def test_when_the_medium_shrinks_floors_go_last_and_who_has_no_engine_first() -> None:
+    claims = [
+        claim("a", 30),
+        claim("b", 45),
+        claim("c", 5, active=False),
+        claim("d", 20, floor=20),
+        claim("e", 0),
+    ]
+    assert [of.owner for of in yielding(claims, 50)] == ["c", "b", "a", "d"]

@@ -57,6 +57,28 @@ def test_populated_memory_has_its_pages_and_keeps_its_bytes() -> None:
     made.close()
 
 
+def test_discarded_memory_is_the_systems_again_and_reads_as_zeros() -> None:
+    made = SharedMemory.create("tierd-discarded", 6 * MIB)
+    mapped = SharedMemory(os.dup(made.fd), 6 * MIB)
+    made.array[:] = 7
+    made.discard(2 * MIB, 2 * MIB)
+    assert os.fstat(made.fd).st_blocks * 512 == 4 * MIB
+    assert mapped.array.sum() == 7 * 4 * MIB
+    mapped.array[3 * MIB] = 1
+    assert made.array[3 * MIB] == 1
+    for memory in (mapped, made):
+        memory.close()
+    with pytest.raises(OSError, match="cannot give memory back"):
+        made.discard(0, MIB)
+
+
+def test_only_a_part_is_populated_where_that_is_asked_for() -> None:
+    made = SharedMemory.create("tierd-part", 6 * MIB)
+    made.populate(threading.Event(), 2 * MIB, 2 * MIB)
+    assert os.fstat(made.fd).st_blocks * 512 == 2 * MIB
+    made.close()
+
+
 def test_populating_stops_when_told_and_when_the_memory_is_closed() -> None:
     made, stop = SharedMemory.create("tierd-stopped", 2 * MIB), threading.Event()
     stop.set()

@@ -150,6 +150,7 @@ def orphans(ssd: Path) -> list[str]:
         assert not others, f"slabs of {size} and {others} bytes"
         known |= {str(slab.relative_to(ssd)) for slab in slabs}
         known.add(f"store.zarr/{path.name}/zarr.json")
+        known.add(f"policies/{path.name.rpartition('-')[0]}")
     there = {str(path.relative_to(ssd)) for path in found if path.exists()}  # not swept since
     return sorted(there - known - {"store.zarr/zarr.json"})
 

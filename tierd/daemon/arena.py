@@ -62,6 +62,10 @@ class Arena:
         self._dry = [extent for extent in self._dry if self._owners[extent] is _WITHHELD]
         return _runs(back)
 
+    def in_use(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Runs of extents from `first` to before `last` that are not withheld."""
+        return _runs([e for e in range(first, last) if self._owners[e] is not _WITHHELD])
+
     def withheld(self) -> list[tuple[int, int]]:
         """Runs of extents that were withheld since the last call."""
         dry, self._dry = self._dry, []

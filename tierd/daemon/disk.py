@@ -2,7 +2,8 @@
 
 Arrays outlive the namespaces that wrote them. Those of layouts not in use count against the budget
 too, and give way, the longest unwritten first, when one in use can grow no more; after them, those
-in use share it like memory, a slab at a time. What is mostly empty is swept.
+in use share it like memory, a slab at a time. What is mostly empty is swept. Beside the arrays lies
+what the policies of their namespaces knew.
 """
 
 import asyncio
@@ -21,7 +22,9 @@ from tierd.daemon.balance import Balance
 from tierd.daemon.config import ModelConfig, SsdConfig
 from tierd.daemon.holder import Holder, Owner, holders
 from tierd.daemon.namespace import Namespace
+from tierd.daemon.policy_file import PolicyFile, Remembered, remember, tidy
 from tierd.daemon.pool import BlockPool
+from tierd.daemon.rules import Choice
 from tierd.daemon.shrink import Shrink
 from tierd.daemon.slabs import Slabs, array_name
 from tierd.daemon.sweep import Sweep
@@ -29,8 +32,11 @@ from tierd.daemon.tier import Tier
 from tierd.errors import ConfigError
 from tierd.layout import KVLayout
 
+Known = tuple[str, int, Choice, EvictionPolicy]  # of a pool: tier, group, and its policy
+
 log = logging.getLogger("tierd.disk")
 
+_KNOWN, _LEAST_KNOWN = 64, 1 << 20  # what policies know: a part of the budget, at least so much
 _FILLS = 4  # classes of slabs by how full they are
 
 
@@ -39,7 +45,8 @@ class Disk:
 
     def __init__(self, tenant: str, config: SsdConfig, volume: Volume, nbytes: int) -> None:
         self.nbytes = nbytes  # the budget
-        self._tenant, self._volume = tenant, volume
+        self._tenant, self._volume, self._min_free = tenant, volume, config.min_free
+        self._policies = config.path / tenant / "policies"
         self._unused: list[str] = []  # arrays of layouts not in use, the longest unwritten first
         self._dropping: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "tierd-disk")
@@ -64,6 +71,7 @@ class Disk:
         except BlockingIOError:
             raise ConfigError(f"{path} is in use by another daemon") from None
         disk = cls(tenant, config, volume, nbytes)
+        await asyncio.to_thread(disk._tidy)
         disk._balance.start()
         disk._sweep.start()
         return disk
@@ -108,6 +116,34 @@ class Disk:
             for group in range(len(layout.groups))
         ]
 
+    def _tidy(self) -> None:
+        """No file is left of a namespace whose arrays are gone."""
+        roots = {name.rpartition("-")[0] for name in self._volume.arrays()}
+        tidy(self._policies, roots)
+
+    def _forget(self, root: str) -> None:
+        """An array of a namespace is gone: if that was the last, so is what its policies knew."""
+        if not any(name.rpartition("-")[0] == root for name in self._volume.arrays()):
+            PolicyFile(self._policies, root).remove()
+
+    async def remembered(self, root: BlockHash) -> list[Remembered]:
+        """What the policies of a namespace knew."""
+        return await asyncio.to_thread(PolicyFile(self._policies, root.hex()).read)
+
+    async def remember(self, root: BlockHash, pools: Sequence[Known]) -> None:
+        """Keep what the policies of a namespace know, which is closed: its pools, and why each has
+        its policy."""
+
+        def write() -> None:
+            known = (remember(*pool) for pool in pools)
+            most = max(_LEAST_KNOWN, self.nbytes // _KNOWN)
+            PolicyFile(self._policies, root.hex()).write(known, most, self._min_free)
+
+        try:
+            await asyncio.to_thread(write)
+        except OSError as error:
+            log.warning("%s: what the policies knew is not kept: %s", self._tenant, error)
+
     def _find_unused(self, in_use: Collection[BlockHash]) -> None:
         live, on_disk = {root.hex() for root in in_use}, self._volume.arrays()
         self._unused = sorted(
@@ -119,7 +155,7 @@ class Disk:
         """Have the budget, the floor for others and the bar of the sweep that `config` says. What
         is over a smaller budget is given back in the background."""
         self.nbytes = self._slabs.nbytes = int(config.size * share)
-        self._sweep.sparse = config.sparse
+        self._sweep.sparse, self._min_free = config.sparse, config.min_free
         await self._let_drop()
         try:
             await asyncio.to_thread(self._volume.limit, self.nbytes, config.min_free)
@@ -232,6 +268,7 @@ class Disk:
         log.info("%s: the SSD budget is spent; dropping the unused array %s", self._tenant, name)
         try:
             await asyncio.to_thread(self._volume.drop, name)
+            await asyncio.to_thread(self._forget, name.rpartition("-")[0])
         except (OSError, ValueError) as error:
             log.warning("%s: cannot drop array %s: %s", self._tenant, name, error)
         finally:

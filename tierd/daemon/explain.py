@@ -1,4 +1,5 @@
-"""What block-size policies choose for a layout, and why: every size's cost, term by term.
+"""What block-size policies choose for a layout, and why: every size's cost, term by term; and which
+policy each of its pools gets, by which key of the configuration.
 
 It reads what a configuration and, where a daemon runs, a tenant's status say, and changes nothing.
 The terms are `policies.block_cost`'s; nothing here knows the formula.
@@ -13,8 +14,9 @@ from typing import Any
 from policies.base import BlockSizePolicy, SizingFacts
 from policies.block_cost import BlockCost, LayerKind, cost_of, kinds_of
 from policies.block_size import Auto, Uniform
-from tierd.daemon import sizing
+from tierd.daemon import rules, sizing
 from tierd.daemon.config import Config
+from tierd.daemon.values import form
 from tierd.errors import ConfigError
 from tierd.layout import KVLayout
 
@@ -115,7 +117,30 @@ def report(explained: Explanation, config: Config, tenant: Tenant | None = None)
         *_facts(explained.facts, config, tenant),
         *(f"  {name} cannot serve it: {why}" for name, why in explained.refused.items()),
         *(line for kind, choices in explained.kinds for line in _kind(kind, choices)),
+        *_pools(explained, config, tenant),
     ]
+
+
+def _pools(explained: Explanation, config: Config, tenant: Tenant | None) -> Iterator[str]:
+    """Which policy each pool gets; of a layout without groups, of those that would be chosen."""
+    layout, name = explained.layout, next(iter(config.tenants))
+    model = layout.model
+    if tenant:
+        named = {KVLayout.from_json(n["layout"]): n["name"] for n in tenant["namespaces"]}
+        name, model = tenant["name"], named.get(layout, model)
+    if config.blocks.policy in explained.refused and not layout.groups:
+        return
+    if not layout.groups:
+        layout = sizing.choose(layout, sizing.policy_of(config.blocks), explained.facts)
+    yield f"  policies, for tenant {name!r} and model {model!r}:"
+    for tier in reversed([*sizing.tiers_below(config, tenant), "device"]):
+        for group, choice in enumerate(rules.choices(config, tier, name, model, layout)):
+            layers = layout.groups[group].layers
+            options = f" {form(choice.options)}" if choice.options else ""
+            yield (
+                f"    {tier}, group {group} (layers {layers[0]} to {layers[-1]}): "
+                f"{choice.policy}{options}, by {choice.why}"
+            )
 
 
 def _facts(facts: SizingFacts, config: Config, tenant: Tenant | None) -> Iterator[str]:

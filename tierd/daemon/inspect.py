@@ -50,9 +50,18 @@ def facts(survey: Survey, *, blocks: bool) -> dict[str, Any]:
     return {
         "path": str(survey.path),
         "catalog": "sound" if survey.has_catalog else "lost",
+        "policies": _policies(survey.path / "policies"),
         "arrays": [_array(array, blocks=blocks) for array in survey.arrays],
         "unreadable": survey.unreadable,
     }
+
+
+def _policies(folder: Path) -> list[dict[str, Any]]:
+    """The files of what policies knew, by the arrays they are of."""
+    return [
+        {"of": file.name, "nbytes": file.stat().st_size, "written_at": file.stat().st_mtime}
+        for file in sorted(folder.glob("*"))
+    ]
 
 
 def _array(array: SurveyedArray, *, blocks: bool) -> dict[str, Any]:
@@ -104,6 +113,8 @@ def report(volume: dict[str, Any]) -> Iterator[str]:
         for block in array.get("block_list", ()):
             parent = block["parent"] or "-"
             yield f"    slot {block['slot']:>7}  seq {block['seq']}  {block['name']} after {parent}"
+    for file in volume["policies"]:
+        yield f"  policies of {file['of']}: {file['nbytes']} bytes of what they knew"
     for name, why in volume["unreadable"].items():
         yield f"  {name}: unreadable: {why}"
 

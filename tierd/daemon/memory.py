@@ -29,6 +29,8 @@ from tierd.layout import KVLayout
 
 log = logging.getLogger("tierd.memory")
 
+_BACKED = 32 << 20  # bytes that are backed with pages at a time
+
 Discard = Callable[[int, int], None]  # gives bytes of the memory, from an offset on, to the system
 
 
@@ -58,6 +60,21 @@ class Memory:
             back = self.arena.resize(nbytes)
         self._shrink.start()
         return [(a * EXTENT_NBYTES, (b - a) * EXTENT_NBYTES) for a, b in back]
+
+    async def back(
+        self, parts: Sequence[tuple[int, int]], populate: Callable[[int, int], int]
+    ) -> int:
+        """Have parts, `(offset, bytes)`, backed with pages by `populate` in a thread, some at a
+        time, but for what is not in use any more. Returns the sum of what that returns."""
+        total = 0
+        for start, nbytes in parts:
+            for offset in range(start, start + nbytes, _BACKED):
+                stop = min(offset + _BACKED, start + nbytes)
+                async with self._discarding:
+                    for a, b in self.arena.in_use(offset // EXTENT_NBYTES, stop // EXTENT_NBYTES):
+                        at, size = a * EXTENT_NBYTES, (b - a) * EXTENT_NBYTES
+                        total += await asyncio.to_thread(populate, at, size)
+        return total
 
     def _is_over(self) -> bool:
         return self.arena.nbytes_over > 0

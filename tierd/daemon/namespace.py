@@ -12,7 +12,7 @@ from typing import Any
 
 from policies.base import Access, EvictionPolicy, PlacementPolicy, PrefetchPolicy
 from storage.base import BlockStore
-from tierd.block import HASH_NBYTES, BlockHash, BlockId
+from tierd.block import HASH_NBYTES, Block, BlockHash, BlockId
 from tierd.daemon.cache import TieredCache
 from tierd.daemon.pool import Adopted
 from tierd.daemon.speed import fastest_hit
@@ -116,11 +116,15 @@ class Namespace:
         loop's clock. Returns how many blocks were left unsaved."""
         await self.upkeep.close()
         unsaved = self.cache.chain.unsaved()
+        runs = _runs(unsaved)
         loop = asyncio.get_running_loop()
         while unsaved and loop.time() < deadline and not self.tiers[-1].paused:
             batch, unsaved = unsaved[:64], unsaved[64:]
             self.cache.save(batch)
             await self.transfer.drain()
+        for group, path in reversed(runs):  # else the hottest came first, and would go first
+            self.tiers[-1].pools[group].touch(path, Access(loop.time()))
+            await asyncio.sleep(0)
         return len(unsaved)
 
     async def close(self) -> None:
@@ -187,3 +191,17 @@ def _named(found: Iterable[tuple[int, bytes]]) -> Iterator[Adopted]:
             yield number, *names  # type: ignore[misc]  # calling the types' names would, too
         elif (named := unpack(tag)) is not None:
             yield BlockId(number), *named
+
+
+def _runs(blocks: Iterable[tuple[int, int, Block]]) -> list[tuple[int, list[BlockHash]]]:
+    """What is to be saved as paths of one layer group each, the hottest first."""
+    runs: list[tuple[int, list[BlockHash]]] = []
+    latest: dict[int, list[BlockHash]] = {}  # by group
+    for _, group, block in blocks:
+        assert block.key is not None, "only what has a name is saved"
+        path = latest.get(group)
+        if path is None or block.parent != path[-1]:
+            path = latest[group] = []
+            runs.append((group, path))
+        path.append(block.key)
+    return runs

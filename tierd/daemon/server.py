@@ -53,11 +53,18 @@ def run(config: Config, path: Path | None = None) -> None:
     selector = WatchedSelector()
     _raise_file_limit()
 
-    def new_loop() -> asyncio.AbstractEventLoop:
-        return asyncio.SelectorEventLoop(selector)
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
+    with asyncio.Runner(loop_factory=lambda: _Loop(selector)) as runner:
         runner.run(Server(config, selector, path).serve())
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Its clock goes on from that of an earlier life, for what policies remember of times: from the
+    seconds since 1970 at its start, it goes as the monotonic one."""
+
+    _start = time.time() - time.monotonic()
+
+    def time(self) -> float:
+        return self._start + time.monotonic()
 
 
 class Server:

@@ -1,41 +1,35 @@
 """One tenant: its memory, its folder of the SSD, and the namespaces that share them.
 
-Tenants share nothing: no arena, no index, no file (I10). Memory is made here and handed to the
-stores; a namespace's pools grow out of the tenant's arenas, an extent run or a slab at a time.
+Tenants share nothing: no arena, no index, no file (I10). A namespace's pools grow out of the
+tenant's memory and folder, an extent run or a slab at a time.
 """
 
 import asyncio
 import logging
-import mmap
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from policies.base import AdmissionPolicy, EvictionPolicy, PlacementPolicy, PrefetchPolicy
-from storage.base import Row
-from storage.host import pin
-from tierd.block import BlockHash
 from tierd.daemon import collector, plugins, rules, sizing
-from tierd.daemon.arena import EXTENT_NBYTES
-from tierd.daemon.config import Config, MemoryConfig, ModelConfig
+from tierd.daemon.config import Config, ModelConfig
 from tierd.daemon.disk import Disk
 from tierd.daemon.fragmentation import internal
+from tierd.daemon.handover import Handover
 from tierd.daemon.lease import Lease
 from tierd.daemon.lengths import Lengths
+from tierd.daemon.memories import Memories
 from tierd.daemon.memory import Memory
 from tierd.daemon.namespace import Namespace
-from tierd.errors import LayoutMismatch, Refused
+from tierd.daemon.policy_file import Remembered, revive
+from tierd.daemon.rules import Choice
+from tierd.errors import LayoutMismatch
 from tierd.layout import KVLayout
 from tierd.shm import CudaMemory, SharedMemory
 
 log = logging.getLogger("tierd.tenant")
-
-_STAGING_ROWS = 8  # host rows for SSD <-> GPU copies that find no place in host memory
 
 
 class Tenant:
@@ -43,36 +37,9 @@ class Tenant:
 
     def __init__(self, name: str, config: Config, copiers: ThreadPoolExecutor) -> None:
         """Make the memory tiers; `copiers` are the threads that move bytes between them."""
-        self.name, self._config, self._copiers = name, config, copiers
-        share = config.tenants[name].share
-        # Found here, because looking for what is installed takes the loop too long later.
-        self._device_store = plugins.store(config.device.store)
-        self._host_store = plugins.store("host")
-        self.device: SharedMemory | CudaMemory = (
-            CudaMemory.create(_part(config.device.reserved, share))
-            if config.device.store == "cuda"
-            else SharedMemory.create(f"tierd-device-{name}", _part(config.device.reserved, share))
-        )
-        self.host = (
-            SharedMemory.create(f"tierd-host-{name}", _part(config.host.reserved, share))
-            if config.host
-            else None
-        )
-        data = self.device.tensor if isinstance(self.device, CudaMemory) else self.device.array
-        # What a GPU's driver has pinned, or is its own memory, does not go back to the system.
-        shared = isinstance(self.device, SharedMemory)
-        discard = self.device.discard if isinstance(self.device, SharedMemory) else None
-        self._memories = [Memory("device", self._device_store, data, copiers, discard)]
-        if self.host:
-            discard = self.host.discard if shared else None
-            memory = Memory("host", self._host_store, self.host.array, copiers, discard)
-            self._memories.append(memory)
+        self.name, self._config = name, config
+        self._memories = Memories(name, config, copiers)
         self._disk: Disk | None = None
-        self._stop = threading.Event()  # of what goes on in threads
-        self._populating: asyncio.Task[None] | None = None
-        self._huge: int | None = None  # bytes of the device tier on huge pages, once known
-        self._pins = ExitStack()
-        self._staging_pins: dict[BlockHash, ExitStack] = {}
         self.namespaces: dict[str, Namespace] = {}
         self.lengths = Lengths()  # of the requests of all engines
         self._chosen_by = {"policy": config.blocks.policy, "options": dict(config.blocks.options)}
@@ -80,32 +47,26 @@ class Tenant:
 
     async def open(self) -> None:
         """Pin host memory where there is a GPU, and open the tenant's folder of the SSD."""
-        for memory in self._memories:
-            memory.balance.start()
-            await memory.resize(self._size(self._config, memory))
-        self._populate([(0, self._size(self._config, self._memories[0]))])
-        if self.host and isinstance(self.device, CudaMemory):
-            self._pins = await asyncio.to_thread(pin, self.host.array)
+        await self._memories.open(self._config)
         if (ssd := self._config.ssd) is not None:
             self._disk = await Disk.open(self.name, ssd, self._config.tenants[self.name].share)
 
     @property
     def memory_names(self) -> list[str]:
         """The tiers whose memory an engine can map, by level."""
-        return [memory.name for memory in self._memories]
+        return [memory.name for memory in self._memories.tiers]
 
     def lend(self, tier: object) -> tuple[int, SharedMemory | CudaMemory]:
         """The level and the memory of the tier that an engine asks for by name.
 
         Raises Refused if it cannot map that.
         """
-        names = self.memory_names
-        if tier not in names:
-            raise Refused(f"tier {tier!r} cannot be mapped; an engine may ask for {names}")
-        level = names.index(str(tier))
-        memory = (self.device, self.host)[level]
-        assert memory is not None, "a tier that has a name has memory"
-        return level, memory
+        return self._memories.lend(tier)
+
+    @property
+    def device(self) -> SharedMemory | CudaMemory:
+        """The memory of the hottest tier."""
+        return self._memories.device
 
     @property
     def gpu(self) -> int:
@@ -114,51 +75,17 @@ class Tenant:
             raise ValueError("the device tier lies on no GPU")
         return self.device.device
 
-    @staticmethod
-    def _tier(config: Config, memory: Memory) -> MemoryConfig:
-        tier = config.device if memory.name == "device" else config.host
-        assert tier is not None, "a tier comes and goes with the daemon"
-        return tier
-
-    def _size(self, config: Config, memory: Memory) -> int:
-        """Bytes of a memory tier that are to be in use."""
-        return _part(self._tier(config, memory).size, config.tenants[self.name].share)
-
-    @property
-    def _device_nbytes(self) -> int:
-        """What of the hottest tier is in use."""
-        return self._memories[0].arena.nbytes
-
-    def _populate(self, parts: Sequence[tuple[int, int]]) -> None:
-        """Back parts, `(offset, bytes)`, of the memory that engines compute on, meanwhile."""
-        if isinstance(self.device, SharedMemory) and parts:
-            self._populating = asyncio.create_task(self._back(self.device, parts))
-
-    async def _back(self, memory: SharedMemory, parts: Sequence[tuple[int, int]]) -> None:
-        for start, nbytes in parts:
-            huge = await asyncio.to_thread(memory.populate, self._stop, start, nbytes)
-            self._huge = (self._huge or 0) + huge
-        log.info("%s: %d bytes of the device tier lie on huge pages", self.name, self._huge)
-
     async def reconfigure(self, config: Config) -> None:
         """Go on by another configuration, which differs in what is `LIVE`. What is to be smaller
         shrinks in the background."""
         async with self._attaching:  # whoever attaches meanwhile waits
             old, self._config = self._config, config
-            await self._resize(config)
+            await self._memories.resize(config)
+            if self._disk and config.ssd:
+                in_use = [known.layout.root(self.name) for known in self.namespaces.values()]
+                await self._disk.resize(config.ssd, config.tenants[self.name].share, in_use)
             for namespace in self.namespaces.values():
                 await self._change(namespace, old, config)
-
-    async def _resize(self, config: Config) -> None:
-        if self._populating:
-            await asyncio.wait([self._populating])  # it would back again what is given up
-        for memory in self._memories:
-            more = await memory.resize(self._size(config, memory))
-            if memory is self._memories[0]:
-                self._populate(more)
-        if self._disk and config.ssd:
-            in_use = [namespace.layout.root(self.name) for namespace in self.namespaces.values()]
-            await self._disk.resize(config.ssd, config.tenants[self.name].share, in_use)
 
     async def _change(self, namespace: Namespace, old: Config, new: Config) -> None:
         if new.prefetch != old.prefetch:
@@ -169,23 +96,19 @@ class Tenant:
         if _admitting(new) != _admitting(old):
             cache.chain.tiers[-1].admissions = _admissions(new, len(namespace.layout.groups))
         self._join(namespace)
-        for level, memory in enumerate(self._memories):
-            cache.ahead.keep(level, self._tier(new, memory).watermarks)
+        for level in range(len(self._memories.tiers)):
+            cache.ahead.keep(level, self._memories.tier(new, level).watermarks)
         namespace.upkeep.stir()
         for level, tier in enumerate(namespace.tiers):
-            args = tier.name, self.name, namespace.name, namespace.layout
-            pairs = zip(rules.choices(old, *args), rules.choices(new, *args), strict=True)
-            for group, (was, now) in enumerate(pairs):
+            before, after = (self._choices(of, tier.name, namespace) for of in (old, new))
+            for group, (was, now) in enumerate(zip(before, after, strict=True)):
                 if now != was:
                     await namespace.exchange(level, group, now.make())
-                    log.info(
-                        "%s: %s, group %d: %s by %s",
-                        namespace.name,
-                        tier.name,
-                        group,
-                        now.policy,
-                        now.why,
-                    )
+                    where = f"{namespace.name}: {tier.name}, group {group}"
+                    log.info("%s: %s, by %s", where, now.policy, now.why)
+
+    def _choices(self, config: Config, tier: str, namespace: Namespace) -> Iterator[Choice]:
+        return rules.choices(config, tier, self.name, namespace.name, namespace.layout)
 
     async def attach(self, name: str, wanted: KVLayout) -> Namespace:
         """The namespace of `wanted`, made if need be; an engine more is in it.
@@ -216,17 +139,17 @@ class Tenant:
 
     async def _with_blocks(self, wanted: KVLayout) -> KVLayout:
         """The layout with the layer groups that the configured policy chooses, if it has none."""
-        if wanted.nbytes_per_token() > self._device_nbytes:  # before anything is made of its size
+        if wanted.nbytes_per_token() > self._memories.nbytes:  # before anything is made of its size
             raise ValueError(
                 f"layout: a token takes {wanted.nbytes_per_token()} bytes, the device tier has "
-                f"{self._device_nbytes}"
+                f"{self._memories.nbytes}"
             )
         layout = wanted if wanted.groups else await self._with_groups(wanted)
         for group in range(len(layout.groups)):
-            if layout.block_nbytes(group) > self._device_nbytes:
+            if layout.block_nbytes(group) > self._memories.nbytes:
                 raise ValueError(
                     f"layout: a block of group {group} takes {layout.block_nbytes(group)} bytes, "
-                    f"the device tier has {self._device_nbytes}"
+                    f"the device tier has {self._memories.nbytes}"
                 )
         return layout
 
@@ -249,20 +172,35 @@ class Tenant:
             await shared.leave(owner)
         if self._disk:
             await namespace.save(asyncio.get_running_loop().time() + self._config.grace)
-        await namespace.close()
-        self._staging_pins.pop(owner, ExitStack()).close()
-        for memory in self._memories:
+        await self._close(namespace)
+        self._memories.unstage(owner)
+        for memory in self._memories.tiers:
             memory.left(owner, len(namespace.layout.groups))
         log.info("%s: retired", namespace.name)
 
+    async def _close(self, namespace: Namespace) -> None:
+        """Close a namespace and keep what its policies know."""
+        await namespace.close()
+        if self._disk:
+            pools = [
+                (tier.name, group, choice, pool.policy)
+                for tier in namespace.tiers
+                for group, (pool, choice) in enumerate(
+                    zip(tier.pools, self._choices(self._config, tier.name, namespace), strict=True)
+                )
+                if not isinstance(pool.policy, Handover)  # half of it is known to each
+            ]
+            await self._disk.remember(namespace.layout.root(self.name), pools)
+
     async def _create(self, name: str, layout: KVLayout) -> Namespace:
         owner = layout.root(self.name)
-        tiers = [
-            m.tier(layout, owner, self._policies(m.name, name, layout)) for m in self._memories
-        ]
-        for tier, memory in zip(tiers, self._memories, strict=True):
-            tier.watermarks = self._tier(self._config, memory).watermarks
-        stores = [memory.stores(layout) for memory in self._memories]
+        known = await self._disk.remembered(owner) if self._disk else []
+        tiers = []
+        for level, memory in enumerate(self._memories.tiers):
+            policies = await self._policies(memory.name, name, layout, known)
+            tiers.append(memory.tier(layout, owner, policies))
+            tiers[-1].watermarks = self._memories.tier(self._config, level).watermarks
+        stores = [memory.stores(layout) for memory in self._memories.tiers]
         async with AsyncExitStack() as undo:
             if self._disk:
                 in_use = [n.layout.root(self.name) for n in self.namespaces.values()]
@@ -270,39 +208,37 @@ class Tenant:
                 for array in arrays:
                     undo.push_async_callback(array.close)
                 stores.append(arrays)
-                policies = self._policies("ssd", name, layout)
+                policies = await self._policies("ssd", name, layout, known)
                 admissions = _admissions(self._config, len(policies))
                 tiers.append(await self._disk.tier(layout, policies, admissions))
             largest = max(layout.block_nbytes(group) for group in range(len(layout.groups)))
-            staging = self._stage(owner, largest)
+            staging = self._memories.stage(owner, largest) if self._disk else []
             prefetch = _prefetch(self._config)
             placement = _placement(self._config)
             namespace = Namespace(name, layout, tiers, stores, prefetch, placement, staging)
             adopted = await namespace.recover()
             undo.pop_all()
         self._join(namespace)
-        namespace.more_room = partial(self._memories[0].more, owner)
+        namespace.more_room = partial(self._memories.tiers[0].more, owner)
         log.info("%s: attached, %d blocks recovered", name, adopted)
         return namespace
 
-    def _policies(self, tier: str, name: str, layout: KVLayout) -> list[EvictionPolicy]:
-        """What a tier's pools of a namespace begin with."""
-        return [c.make() for c in rules.choices(self._config, tier, self.name, name, layout)]
+    async def _policies(
+        self, tier: str, name: str, layout: KVLayout, known: Sequence[Remembered]
+    ) -> list[EvictionPolicy]:
+        """What a tier's pools of a namespace begin with, or go on from."""
+        choices = rules.choices(self._config, tier, self.name, name, layout)
+        if not known:
+            return [choice.make() for choice in choices]
+        return await asyncio.to_thread(
+            lambda: [revive(known, tier, group, choice) for group, choice in enumerate(choices)]
+        )
 
     def _join(self, namespace: Namespace) -> None:
         """A namespace shares the media, by what the configuration says of its model."""
         model = self._config.models.get(namespace.name, ModelConfig())
         for level, shared in enumerate(self._shared()):
             shared.join(namespace, level, namespace.layout.root(self.name), model)
-
-    def _stage(self, owner: BlockHash, nbytes: int) -> list[Row]:
-        """Pinned rows for the way between an SSD and a GPU; elsewhere one end is memory."""
-        if self._disk is None or not isinstance(self.device, CudaMemory):
-            return []
-        stride = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # direct I/O takes whole pages
-        memory = np.frombuffer(mmap.mmap(-1, _STAGING_ROWS * stride), np.uint8)
-        self._staging_pins[owner] = pin(memory)
-        return list(memory.reshape(_STAGING_ROWS, stride))
 
     async def save(self, deadline: float) -> int:
         """Write what only memory holds to the SSD until `deadline`. Returns the blocks left out."""
@@ -313,33 +249,21 @@ class Tenant:
 
     async def close(self) -> None:
         """Close every namespace and give the memory and the folder back."""
-        self._stop.set()
-        if self._populating:
-            await self._populating
-        for shared in self._memories:
-            await shared.close()
+        await self._memories.rest()
         if self._disk:
             await self._disk.rest()
         for namespace in self.namespaces.values():
-            await namespace.close()
+            await self._close(namespace)
         self.namespaces.clear()
         if self._disk:
             await self._disk.close()
-        for pins in (*self._staging_pins.values(), self._pins):
-            pins.close()
-        for memory in (self.device, self.host):
-            if memory:
-                memory.close()
+        self._memories.close()
 
     def status(self) -> dict[str, Any]:
         """Facts for `tierd status`, as JSON."""
-        memory: dict[str, dict[str, int | None]] = {
-            shared.name: {**shared.status()} for shared in self._memories
-        }
-        memory["device"]["nbytes_huge"] = self._huge
         return {
             "name": self.name,
-            "memory": memory,
+            "memory": self._memories.status(),
             "ssd": self._disk.status() if self._disk else {},
             "lengths": {str(n): count for n, count in self.lengths.counts().items()},
             "namespaces": [self._describe(n) for n in self.namespaces.values()],
@@ -363,22 +287,17 @@ class Tenant:
             for group, fragments in zip(tier["groups"], shared.fragmentation(owner), strict=True):
                 group["fragmentation"] = fragments
         hits = facts["blocks_hit"]
-        memories = len(self._memories)
+        memories = len(self._memories.tiers)
         facts["faults"] = {"minor": sum(hits[:memories]), "major": sum(hits[memories:])}
         return facts
 
     def _shared(self) -> list[Memory | Disk]:
         """The media that namespaces share, hottest first."""
-        return [*self._memories, *([self._disk] if self._disk else [])]
+        return [*self._memories.tiers, *([self._disk] if self._disk else [])]
 
 
 def _prefetch(config: Config) -> PrefetchPolicy:
     return plugins.prefetch(config.prefetch.policy)(**config.prefetch.options)
-
-
-def _part(nbytes: int, share: float) -> int:
-    """A tenant's share of a tier, whole extents, at least one."""
-    return max(EXTENT_NBYTES, int(nbytes * share) // EXTENT_NBYTES * EXTENT_NBYTES)
 
 
 def _placement(config: Config) -> PlacementPolicy:
