@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from policies.base import Access
+from policies.base import NO_HINTS, Access
 from tierd.block import Block, BlockHash, State
 from tierd.daemon.chain import TierChain
 from tierd.daemon.compaction import Compaction
@@ -96,7 +96,9 @@ class TieredCache:
             self._unpin(found, parts)
             self.chain.counts.out_of_blocks += 1
             raise
-        lease = Lease(list(hashes), [], [], hit, committed=hit, room=room, notify=notify)
+        lease = Lease(
+            list(hashes), [], [], hit, committed=hit, room=room, hints=access.hints, notify=notify
+        )
         for group, (blocks, places) in enumerate(zip(found, rooms, strict=True)):
             self._fill(lease, group, blocks, places, access)
             if (part := parts[group]) is not None:
@@ -207,6 +209,7 @@ class TieredCache:
             num_tokens,
             borrowed=set(borrowed),
             tails=dict(source.tails),
+            hints=source.hints,
             notify=notify,
         )
 
@@ -257,6 +260,18 @@ class TieredCache:
             raise LeaseError("the lease is not suspended")
         self.loads.access = access
         self._suspension.resume(lease, access)
+
+    def advise(
+        self, hashes: Sequence[BlockHash], access: Access, levels: Iterable[int] | None = None
+    ) -> None:
+        """Something was said of a path, without a use: every tier hears it, or those `levels`."""
+        stop = len(hashes) * self.layout.hash_step
+        for group, size in enumerate(self._sizes):
+            path = list(self.match.names(group, hashes, 0, stop // size))
+            if stop % size:
+                path.append(hashes[-1])  # a published tail
+            for level in range(len(self.chain.tiers)) if levels is None else levels:
+                self.chain.tiers[level].pools[group].advise(path, access)
 
     # -- what nobody waits for -------------------------------------------------------------------
 
@@ -433,6 +448,8 @@ class TieredCache:
     def _commit(self, step: Step, access: Access) -> None:
         lease, hashes = step.lease, step.lease.hashes
         hashes.extend(step.hashes)
+        if lease.hints is not NO_HINTS:
+            access = Access(access.time, lease.hints)
         for group, size in enumerate(self._sizes):
             pool, table = self._pools[group], lease.tables[group]
             start, stop = lease.committed // size, step.committed // size
@@ -490,6 +507,8 @@ class TieredCache:
             raise LeaseError("the lease is released already")
         lease.released, frozen = True, []
         self._touch(lease, (0,), lease.committed, access)
+        if access.hints.tells_worth:
+            self.advise(lease.hashes, access, range(1, len(self.chain.tiers)))
         for group, table in enumerate(lease.tables):
             held = table + [block for of, block in lease.parked if of == group]
             if quarantine:

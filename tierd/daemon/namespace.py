@@ -13,6 +13,7 @@ from policies.base import PrefetchPolicy
 from storage.base import BlockStore
 from tierd.block import HASH_NBYTES, BlockHash, BlockId
 from tierd.daemon.cache import TieredCache
+from tierd.daemon.conversations import Conversations
 from tierd.daemon.pool import Adopted
 from tierd.daemon.speed import fastest_hit
 from tierd.daemon.tag import unpack
@@ -44,6 +45,7 @@ class Namespace:
         self.transfer = StoreTransfer(stores, self._pause, staging)
         self.cache = TieredCache(layout, tiers, self.transfer)
         self.upkeep = Upkeep(self.cache, self.transfer, prefetch)
+        self.conversations = Conversations(self.cache, self.upkeep, self.transfer.speeds)
         self.num_sessions = 0
         # Takes memory from others, if they have to give it; whether any came.
         self.more_room: Callable[[], Awaitable[bool]] | None = None
@@ -91,6 +93,7 @@ class Namespace:
     async def save(self, deadline: float) -> int:
         """Write what only memory holds to the coldest tier, hottest first, until `deadline` on the
         loop's clock. Returns how many blocks were left unsaved."""
+        self.conversations.close()
         await self.upkeep.close()
         unsaved = self.cache.chain.unsaved()
         loop = asyncio.get_running_loop()
@@ -104,6 +107,7 @@ class Namespace:
         """End the transfers, then the stores."""
         for handle in self._pauses.values():
             handle.cancel()
+        self.conversations.close()
         await self.upkeep.close()
         await self.transfer.close()
         for store in (store for stores in self.stores for store in stores):
@@ -127,6 +131,7 @@ class Namespace:
             "failed": counts.failed,
             "lost": counts.lost,
             "out_of_blocks": counts.out_of_blocks,
+            "hints": self.conversations.status(),
             "moved": {f"{a}>{b}": n for (a, b), n in self.transfer.blocks_moved.items()},
             "speeds": {
                 f"{a}>{b}": {

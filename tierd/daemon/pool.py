@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
-from policies.base import Access, EvictionPolicy
+from policies.base import Access, EvictionPolicy, Hints
+from policies.hinted import Hinted
 from tierd.block import Block, BlockHash, BlockId, State
 from tierd.errors import OutOfBlocks
 
@@ -32,7 +33,7 @@ class BlockPool:
 
     def __init__(self, policy: EvictionPolicy, span: int = 0) -> None:
         self.span = span
-        self._policy = policy
+        self._policy = Hinted(policy)
         self._blocks: dict[BlockId, Block] = {}
         self._free: dict[BlockId, Block] = {}  # the next to be taken last
         self._findable: dict[BlockHash, Block] = {}
@@ -196,6 +197,17 @@ class BlockPool:
         present = [key for key in path if key in known]
         if present:
             self._policy.touch(present, access)
+
+    def advise(self, path: Sequence[BlockHash], access: Access) -> None:
+        """Something was said of those blocks of `path` that are findable, without a use."""
+        present = [key for key in path if key in self._findable]
+        if present:
+            self._policy.advise(present, access)
+
+    def said(self, block: Block) -> Hints:
+        """What was said of a findable block and still holds."""
+        assert block.key is not None, f"block {block.block_id} has no name"
+        return self._policy.said(block.key)
 
     def tick(self, access: Access) -> None:
         """So late it is: places are about to be asked for."""
