@@ -46,12 +46,7 @@ class Hints:
     closed: bool = False
 
     def __post_init__(self) -> None:
-        if self.session is None:
-            if self.closed or self.returns_in is not None:
-                raise ValueError("session: without one nobody knows who has closed, or returns")
-        elif not isinstance(self.session, str) or not 1 <= _nbytes(self.session) <= (
-            MOST_SESSION_NBYTES
-        ):
+        if self.session is not None and not 1 <= _nbytes(self.session) <= MOST_SESSION_NBYTES:
             raise ValueError(
                 f"session: {self.session!r} is not text of 1 to {MOST_SESSION_NBYTES} bytes"
             )
@@ -63,6 +58,11 @@ class Hints:
             raise ValueError("will_need, dont_need, closed: at most one can be true")
         if self.returns_in is not None and self.closed:
             raise ValueError("returns_in: a session that is closed does not return")
+
+    def check_whose(self) -> None:
+        """Raise ValueError if they say of no session what is said of one."""
+        if self.session is None and (self.closed or self.returns_in is not None):
+            raise ValueError("session: without one nobody knows who has closed, or returns")
 
     def after(self, before: "Hints | None") -> "Hints":
         """These, said after `before` of the same request: what that says holds where these are
@@ -77,10 +77,10 @@ class Hints:
         return replace(hints, will_need=before.will_need, dont_need=before.dont_need)
 
 
-def _nbytes(text: str) -> int:
+def _nbytes(text: object) -> int:
     """In UTF-8; 0 for what has no form in it."""
     try:
-        return len(text.encode())
+        return len(text.encode()) if isinstance(text, str) else 0
     except UnicodeEncodeError:
         return 0
 
@@ -102,9 +102,10 @@ class Advice(NamedTuple):
 
 
 def dump_hints(hints: Hints | None) -> bytes:
-    """Nothing for none."""
+    """Nothing for none. Raises ValueError if a session is missing."""
     if hints is None:
         return b""
+    hints.check_whose()
     flags = (
         (hints.returns_in is not None) * _RETURNS
         + hints.will_need * _WILL_NEED
@@ -125,7 +126,7 @@ def parse_hints(body: bytes) -> Hints | None:
         flags, priority, returns_in = _HINTS.unpack_from(body)
         if flags & ~_FLAGS:
             raise ValueError(f"flags {flags:#x} are unknown")
-        return Hints(
+        hints = Hints(
             body[_HINTS.size :].decode() or None,
             priority,
             returns_in if flags & _RETURNS else None,
@@ -133,8 +134,10 @@ def parse_hints(body: bytes) -> Hints | None:
             bool(flags & _DONT_NEED),
             bool(flags & _CLOSED),
         )
+        hints.check_whose()
     except ValueError as error:  # a UnicodeDecodeError is one too
         raise TierdError(f"hints: {error}") from None
+    return hints
 
 
 def dump_advice(advice: Iterable[Advice]) -> bytes:

@@ -275,8 +275,10 @@ def _advice(of: Lease | Sequence[BlockHash] | None, hints: Hints) -> Advice:
     """What is said of one; a lease keeps what still holds."""
     if isinstance(of, Lease):
         of.check_held()
-        of.hints = hints.after(of.hints)
-        return Advice(of.hints, of.number)
+        hints = hints.after(of.hints)
+        hints.check_whose()
+        of.hints = hints
+        return Advice(hints, of.number)
     if of is None and hints.session is None:
         raise ValueError("session: of which one?")
     return Advice(hints, path=of)
