@@ -4,7 +4,6 @@ import pytest
 
 from policies.base import NO_HINTS, Access, EvictionPolicy, Hints
 from policies.hinted import Hinted
-from policies.learned import Learned
 from policies.lru import LRU
 from policies.s3fifo import S3FIFO
 from policies.testing import PolicyTests
@@ -28,9 +27,23 @@ class TestHintedWTinyLFU(PolicyTests):
         return Hinted(WTinyLFU(capacity))
 
 
-class TestHintedLearned(PolicyTests):
+class Judge(LRU):
+    """Does something of its own about ends."""
+
+    judges_ends = True
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.heard: list[tuple[str, Hints]] = []
+
+    def advise(self, path: object, access: Access) -> None:
+        assert isinstance(path, list)
+        self.heard.append(("".join(path), access.hints))
+
+
+class TestHintedJudge(PolicyTests):
     def make(self, capacity: int) -> Hinted:
-        return Hinted(Learned(capacity))
+        return Hinted(Judge(capacity))
 
 
 def ask(policy: EvictionPolicy, path: str, hints: Hints = NO_HINTS) -> None:
@@ -201,20 +214,6 @@ def test_what_is_given_up_at_a_word_is_no_ghost() -> None:
     ask(policy, "bcd")
     ask(policy, "a")
     assert order(policy) == "bcda"
-
-
-class Judge(LRU):
-    """Does something of its own about ends."""
-
-    judges_ends = True
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self.heard: list[tuple[str, Hints]] = []
-
-    def advise(self, path: object, access: Access) -> None:
-        assert isinstance(path, list)
-        self.heard.append(("".join(path), access.hints))
 
 
 def test_a_policy_that_judges_ends_hears_of_them_and_keeps_its_order() -> None:

@@ -263,7 +263,8 @@ def test_a_fork_is_of_its_sources_session(pool: Pool) -> None:
     lease = pool.acquire(prompt(2, half * BLOCK), hints=B)
     lease.commit(half * BLOCK)
     (fork,) = pool.fork([(lease, half * BLOCK)])
-    pool.release([lease, fork], [None, Hints("b", closed=True)])
+    pool.release([lease, fork])
+    pool.close_session("b")
     chat(pool, 3, half, Hints("c"))
     assert levels(pool, 1, half) == [0] * half
     assert levels(pool, 2, half) == [NOWHERE] * half
