@@ -338,6 +338,17 @@ def test_the_status_counts_what_was_heard(pool: Pool) -> None:
     }
 
 
+def test_a_return_counts_from_the_end_of_a_request_that_said_so_at_its_beginning(
+    pool: Pool,
+) -> None:
+    returns = Hints("a", returns_in=9.0)
+    chat(pool, 1, 2, returns)
+    chat(pool, 1, 2, returns, Hints(priority=1))
+    chat(pool, 1, 2, returns, Hints("a", closed=True))
+    facts = heard(pool.client.status())
+    assert (facts["returns_in"], facts["priority"], facts["closed"]) == (5, 1, 1)
+
+
 def test_sessions_of_two_models_are_not_one(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, device="4MiB", host="0B", ssd=None)
     with daemon, daemon.client() as one, daemon.client() as two:

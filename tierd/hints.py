@@ -34,7 +34,8 @@ class Hints:
     sense.
 
     `session`: the conversation, up to 64 bytes of UTF-8; `returns_in`: seconds until it is expected
-    to ask again, counted from when that is said; `closed`: it never will. `priority`: -128 to 127,
+    to ask again, from the end of the request that it is said of, or else from now; `closed`: it
+    never will. `priority`: -128 to 127,
     higher is given up later. `will_need`: the path is wanted soon; `dont_need`: it is not.
     """
 
@@ -66,15 +67,17 @@ class Hints:
 
     def after(self, before: "Hints | None") -> "Hints":
         """These, said after `before` of the same request: what that says holds where these are
-        silent, but for when it returns."""
+        silent."""
         if before is None:
             return self
-        hints = replace(
-            self, session=self.session or before.session, priority=self.priority or before.priority
+        latest = self
+        if not (self.will_need or self.dont_need or self.closed or self.returns_in is not None):
+            latest = before  # of what is to become of the session
+        return replace(
+            latest,
+            session=self.session or before.session,
+            priority=self.priority or before.priority,
         )
-        if self.will_need or self.dont_need or self.closed or self.returns_in is not None:
-            return hints
-        return replace(hints, will_need=before.will_need, dont_need=before.dont_need)
 
 
 def _nbytes(text: object) -> int:

@@ -239,7 +239,9 @@ class Pool:
                 raise LeaseError(f"lease {lease.number} is released")
         if not leases:
             return
-        advice = [_advice(lease, said) for lease, said in zip(leases, each, strict=True) if said]
+        said_before = [lease.hints if _returns(lease.hints) else None for lease in leases]
+        last = [now or before for now, before in zip(each, said_before, strict=True)]
+        advice = [_advice(lease, said) for lease, said in zip(leases, last, strict=True) if said]
         release = protocol.dump_leases([lease.number for lease in leases])
         if advice:
             said = [advice[at : at + MOST_ADVICE] for at in range(0, len(advice), MOST_ADVICE)]
@@ -269,6 +271,11 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _returns(hints: Hints | None) -> bool:
+    """Whether they count from the end of a request, and are to be said again then."""
+    return hints is not None and hints.returns_in is not None
 
 
 def _advice(of: Lease | Sequence[BlockHash] | None, hints: Hints) -> Advice:
