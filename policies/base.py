@@ -31,7 +31,8 @@ GRANULE = 16  # tokens between two names of a prompt, at most, unless somebody s
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What an engine chose to say of a request; a policy may act on it or not (cf. madvise)."""
+    """What an engine chose to say of a request, a path or a key; a policy may act on it or not
+    (cf. madvise). For policies that do not, `policies.hinted` does."""
 
     session: str | None = None  # requests of one conversation have the same
     closed: bool = False  # the session ends with this request
@@ -39,6 +40,11 @@ class Hints:
     returns_at: float | None = None  # when the session is expected back, on the clock of `time`
     will_need: bool = False  # the path is wanted again soon
     dont_need: bool = False  # it is not
+
+    @property
+    def tells_worth(self) -> bool:
+        """Whether it says what the path is worth, and not only whose it is."""
+        return self.closed or self.dont_need or self.will_need or self.priority != 0
 
 
 NO_HINTS = Hints()
@@ -93,6 +99,9 @@ class SizingFacts:
 class EvictionPolicy(ABC):
     """An order over the resident keys of one pool."""
 
+    # Whether it acts on `closed` and `dont_need` itself; else keys of which that was said go first.
+    judges_ends: bool = False
+
     def __init__(self, capacity: int) -> None:
         """`capacity`: how many keys the pool can hold, a size for ghost lists; see `resize`."""
         self.capacity = capacity
@@ -107,11 +116,19 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def insert(self, key: Key, parent: Key | None, access: Access) -> None:
-        """`key` has become resident; `parent` precedes it in its sequence. No use yet."""
+        """`key` has become resident; `parent` precedes it in its sequence. No use yet; the hints
+        are what was said of it, here or where it comes from."""
 
     @abstractmethod
     def touch(self, path: Sequence[Key], access: Access) -> None:
         """One request used `path`: resident keys, in token order, head of the sequence first."""
+
+    def advise(self, path: Sequence[Key], access: Access) -> None:  # noqa: B027
+        """Something was said of `path`, resident keys in token order, which is no use of it."""
+
+    def said(self, key: Key) -> Hints:
+        """What was said of a resident key and still holds, for the pool that it goes on to."""
+        return NO_HINTS
 
     @abstractmethod
     def remove(self, key: Key) -> None:

@@ -50,6 +50,8 @@ _Offer = tuple[float, float, int, Node, _Entries | None]
 class Learned(EvictionPolicy):
     """Gives up first the leaf that is worth least."""
 
+    judges_ends = True
+
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self._nodes: dict[Key, Node] = {}  # ghosts too
@@ -104,10 +106,14 @@ class Learned(EvictionPolicy):
         self._use(nodes, run)
         self._sprout(nodes[-1])
         if turned is not None and turned.fate == OPEN:
-            self._supersede(turned)
+            self._end(turned, SUPERSEDED)
         self._requests += 1
         if self._requests % _LEARN == 0:
             self._hazards.learn(now)
+
+    def advise(self, path: Sequence[Key], access: Access) -> None:
+        if path and (access.hints.closed or access.hints.dont_need):
+            self._end(self._nodes[path[-1]].part.run, OVER)
 
     def remove(self, key: Key) -> None:
         self._leave(self._nodes[key])
@@ -247,9 +253,9 @@ class Learned(EvictionPolicy):
             if not run.parts:
                 run.leaf = None
 
-    def _supersede(self, run: Run) -> None:
-        """A request turned off before what is left of a run."""
-        run.fate = SUPERSEDED
+    def _end(self, run: Run, fate: int) -> None:
+        """What is left of a run is of another fate now."""
+        run.fate = fate
         for part in run.parts:
             part.of = run.class_of(part)
             if part.slot >= 0:

@@ -14,9 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.base import Access, EvictionPolicy, Hints, Key, PrefetchPolicy
+from policies.base import NO_HINTS, Access, EvictionPolicy, Hints, Key, PrefetchPolicy
 
-_OPERATIONS = ("insert", "insert", "insert", "touch", "touch", "evict", "remove", "resize", "peek")
+_OPERATIONS = (
+    *("insert", "insert", "insert", "touch", "touch", "advise", "evict", "remove"),
+    *("resize", "peek"),
+)
+_SAID = (
+    *[NO_HINTS] * 4,
+    *[Hints(session) for session in "ab"],
+    *[Hints(session, closed=True) for session in "ab"],
+    *[Hints("a", priority=3), Hints("b", priority=-2), Hints("a", returns_at=9.0)],
+    *[Hints("b", will_need=True), Hints("a", dont_need=True)],
+    *[Hints(priority=-1), Hints(priority=1), Hints(will_need=True), Hints(dont_need=True)],
+)
 
 
 class PolicyTests(ABC):
@@ -129,6 +140,24 @@ class PolicyTests(ABC):
         policy.touch([1, 2, 3, 4, 5, 6], Access(2.0, hints))
         assert set(policy.victims()) == {1, 2, 3, 4, 5, 6}
 
+    @pytest.mark.parametrize("said", sorted(set(_SAID), key=repr), ids=str)
+    def test_whatever_is_said_of_a_path_adds_and_takes_nothing(
+        self, policy: EvictionPolicy, said: Hints
+    ) -> None:
+        for path in ([1, 2, 3, 4, 5], [2, 4], []):
+            policy.advise(path, Access(2.0, said))
+            assert sorted(policy.victims()) == [1, 2, 3, 4, 5]  # type: ignore[type-var]
+        policy.touch([1, 2, 3], Access(3.0))
+        assert sorted(policy.victims()) == [1, 2, 3, 4, 5]  # type: ignore[type-var]
+
+    def test_what_was_said_of_a_key_can_be_said_where_it_goes(self, policy: EvictionPolicy) -> None:
+        before = list(policy.victims())
+        below = self.make(8)
+        for key in before:
+            below.insert(key, None, Access(2.0, policy.said(key)))
+        assert set(below.victims()) == set(before)
+        assert list(policy.victims()) == before
+
     def test_what_it_remembers_of_keys_that_are_gone_is_bounded(self) -> None:
         policy, kept = self.make(100), list[int]()
         policy.resize(100)
@@ -137,7 +166,8 @@ class PolicyTests(ABC):
             for number in range(60_000):
                 if number >= 100:
                     policy.evict(next(policy.victims()))
-                key, access = str(number), Access(float(number))
+                key = str(number)
+                access = Access(float(number), _SAID[number % len(_SAID)])
                 policy.insert(key, str(number - 1) if number % 10 else None, access)
                 policy.touch([key], access)
                 if number in (19_999, 59_999):
@@ -154,7 +184,7 @@ class PolicyTests(ABC):
         def check(operations: list[str], rng: random.Random) -> None:
             model = _Model(self.make(8), rng)
             for time, operation in enumerate(operations):
-                getattr(model, operation)(Access(float(time)))
+                getattr(model, operation)(model.access(time))
             state = model.policy.state()
             before = list(model.policy.victims())
             copy = self.make(8)
@@ -165,7 +195,7 @@ class PolicyTests(ABC):
             assert list(copy.victims()) == before, "they share what they remember"
             model.policy = copy
             for time, operation in enumerate(operations, 100):
-                getattr(model, operation)(Access(float(time)))
+                getattr(model, operation)(model.access(time))
                 assert set(model.policy.victims()) == model.resident, f"after {operation}"
 
         check()
@@ -183,7 +213,7 @@ class PolicyTests(ABC):
         def check(capacity: int, operations: list[str], rng: random.Random) -> None:
             model = _Model(self.make(capacity), rng)
             for time, operation in enumerate(operations):
-                getattr(model, operation)(Access(float(time)))
+                getattr(model, operation)(model.access(time))
                 victims = list(model.policy.victims())
                 assert len(victims) == len(set(victims)), f"{operation}: a victim came twice"
                 assert set(victims) == model.resident, f"after {operation}"
@@ -207,6 +237,10 @@ class _Model:
         self.resident: set[int] = set()
         self._rng = rng
 
+    def access(self, time: int) -> Access:
+        """At some time, with or without hints."""
+        return Access(float(time), self._rng.choice(_SAID))
+
     def insert(self, access: Access) -> None:
         key = self._rng.randrange(40)
         if key not in self.resident:
@@ -214,11 +248,10 @@ class _Model:
             self.resident.add(key)
 
     def touch(self, access: Access) -> None:
-        path, key = [], self._rng.randrange(40)
-        while key >= 0:
-            path.append(key)
-            key = (key - 1) // 2
-        self.policy.touch([key for key in reversed(path) if key in self.resident], access)
+        self.policy.touch(self._path(), access)
+
+    def advise(self, access: Access) -> None:
+        self.policy.advise(self._path(), access)
 
     def evict(self, access: Access) -> None:
         """As a pool does: skip some victims, which are pinned, and give up the next."""
@@ -239,6 +272,14 @@ class _Model:
     def peek(self, access: Access) -> None:
         """Look at one victim, and let the iterator go."""
         next(self.policy.victims(), None)
+
+    def _path(self) -> list[int]:
+        """The resident keys on the way to some key."""
+        path, key = [], self._rng.randrange(40)
+        while key >= 0:
+            path.append(key)
+            key = (key - 1) // 2
+        return [key for key in reversed(path) if key in self.resident]
 
 
 def _check_plain(value: object) -> None:

@@ -12,6 +12,7 @@ from tests.healthy import nothing_lost
 from tests.wire import HASHES, Wire
 from tierd import protocol
 from tierd.block import BlockHash
+from tierd.hints import Advice, Hints, dump_advice, dump_hints
 from tierd.protocol import Kind, Op, StepRequest
 
 QUICK = settings(
@@ -75,12 +76,25 @@ def names(most: int) -> st.SearchStrategy[list[BlockHash]]:
     return trunk | st.lists(st.sampled_from(HASHES), max_size=most)
 
 
+HINTS = st.sampled_from(
+    [
+        Hints("a"),
+        Hints("b", priority=-5, returns_in=0.0),
+        Hints("a", closed=True),
+        Hints("b", dont_need=True),
+        Hints(priority=3, will_need=True),
+    ]
+)
+SAID = st.just(b"") | HINTS.map(dump_hints) | st.binary(max_size=20)
+ADVICE = st.builds(Advice, HINTS, st.none() | LEASE, st.none() | names(8))
 STEPS = st.lists(st.builds(StepRequest, LEASE, TOKENS, ROOM, names(3)), max_size=3)
 REQUESTS = st.lists(
     st.one_of(
         st.tuples(
-            st.just(Op.ACQUIRE), st.builds(protocol.dump_acquire, LEASE, TOKENS, ROOM, names(8))
+            st.just(Op.ACQUIRE),
+            st.builds(protocol.dump_acquire, LEASE, TOKENS, ROOM, names(8), st.just(0.0), SAID),
         ),
+        st.tuples(st.just(Op.ADVISE), st.lists(ADVICE, max_size=3).map(dump_advice)),
         st.tuples(st.just(Op.ADVANCE), STEPS.map(protocol.dump_steps)),
         st.tuples(st.just(Op.RELEASE), st.lists(LEASE, max_size=3).map(protocol.dump_leases)),
     ),

@@ -72,10 +72,12 @@ def test_no_bytes_break_split_otherwise(data: bytes) -> None:
     room=u32,
     hashes=hash_lists,
     prefill=st.floats(0, 2**100, width=32),
+    hints=st.binary(max_size=255),
 )
-def test_acquire_crosses_unchanged(lease, num_tokens, room, hashes, prefill) -> None:
-    body = protocol.dump_acquire(lease, num_tokens, room, hashes, prefill)
-    assert protocol.parse_acquire(body) == (lease, num_tokens, room, prefill, hashes)
+def test_acquire_crosses_unchanged(lease, num_tokens, room, hashes, prefill, hints) -> None:
+    asked = (lease, num_tokens, room, hashes, prefill, hints)
+    body = protocol.dump_acquire(*asked)
+    assert protocol.parse_acquire(body) == (lease, num_tokens, room, prefill, hashes, hints)
 
 
 @pytest.mark.parametrize("prefill", [-1.0, float("inf"), float("nan")])

@@ -25,6 +25,7 @@ from tests.tiny_models import (
 )
 from tierd.engines.attention import attend
 from tierd.engines.transformers import NAME, TierdCache, generate
+from tierd.hints import Hints
 from tierd.pool import Pool
 
 ROOT = Path(__file__).parents[1]
@@ -103,6 +104,22 @@ with tierd.connect(sys.argv[1]) as client, client.attach(layout_of(model)) as po
         print(cache.hit)
     print(ours(model, pool, ids).tolist())
 """
+
+
+def test_hints_of_each_prompt_reach_the_daemon(pool_of: Callable[[Any], Pool]) -> None:
+    model = llama()
+    pool = pool_of(model)
+    batch = torch.cat((prompt(40, 1), prompt(40, 2)))
+    open_one, last = Hints("a", returns_in=60.0), Hints("b", closed=True)
+    mask = torch.ones_like(batch)
+    generate(model, pool, batch, attention_mask=mask, hints=[open_one, last], max_new_tokens=3)
+    generate(model, pool, prompt(40, 3), hints=Hints("c", priority=1), max_new_tokens=3)
+    heard = pool.client.status()["tenants"][0]["namespaces"][0]["hints"]
+    assert (heard["session"], heard["priority"], heard["closed"]) == (4, 1, 1)
+    assert heard["returns_in"] == 2  # with the request, and at its end
+    assert heard["sessions"] == 3
+    with pytest.raises(ValueError, match="hints: 1 for 2 prompts"):
+        TierdCache(pool, batch, hints=[last])
 
 
 def test_two_processes_share_a_prefix(tmp_path: Path) -> None:

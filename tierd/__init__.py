@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Refused,
         TierdError,
     )
+    from tierd.hints import Hints
     from tierd.layout import KVLayout, LayerGroup
     from tierd.lease import Lease
     from tierd.ops import paged_attention, write_kv
@@ -28,6 +29,7 @@ _HOMES = {
     "tierd.client": ("connect", "Client"),
     "tierd.pool": ("Pool",),
     "tierd.lease": ("Lease",),
+    "tierd.hints": ("Hints",),
     "tierd.layout": ("KVLayout", "LayerGroup"),
     "tierd.ops": ("paged_attention", "write_kv"),
     "tierd.errors": (
@@ -47,6 +49,7 @@ __all__ = [
     "Client",
     "ConfigError",
     "DaemonLost",
+    "Hints",
     "KVLayout",
     "LayerGroup",
     "LayoutMismatch",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tierd import protocol
 from tierd.errors import DaemonLost, LeaseError
+from tierd.hints import Hints
 from tierd.prefix import PrefixChain, Tokens, token_array
 from tierd.protocol import StepRequest
 
@@ -27,11 +28,18 @@ class Lease:
 
     `tables[g]` are the block ids of group g in token order, int32; -1 where a window has slid past.
     Until `wait` returns, `hit` is planned: a load that fails makes it shorter, and the tables then
-    differ past it.
+    differ past it. `hints`: what was said of it so far.
     """
 
-    def __init__(self, pool: "Pool", number: int, chain: PrefixChain, num_tokens: int) -> None:
-        self.number = number
+    def __init__(
+        self,
+        pool: "Pool",
+        number: int,
+        chain: PrefixChain,
+        num_tokens: int,
+        hints: Hints | None = None,
+    ) -> None:
+        self.number, self.hints = number, hints
         self.hit = self.committed = self.room = 0
         self.num_tokens = num_tokens  # whose ids are known
         self.tables: list[npt.NDArray[np.int32]] = []
@@ -110,9 +118,14 @@ class Lease:
         them; there is no room for more yet. Raises OutOfBlocks, still suspended."""
         self._pool.resume([self])
 
-    def release(self) -> None:
-        """Give the lease back; what it committed stays in the cache."""
-        self._pool.release([self])
+    def advise(self, hints: Hints) -> None:
+        """Say what is known by now; what was said before still holds where this is silent."""
+        self._pool.advise_many([(self, hints)])
+
+    def release(self, hints: Hints | None = None) -> None:
+        """Give the lease back; what it committed stays in the cache. `hints`: as `advise`, in the
+        same go."""
+        self._pool.release([self], hints)
 
     def block_table(self, group: int) -> npt.NDArray[np.int32]:
         """`tables[group]`, safe for the op: a block past its window is named by another of ours."""
@@ -124,10 +137,14 @@ class Lease:
 
     def check(self) -> None:
         """Raise LeaseError unless the lease is held, and not suspended."""
-        if self.released:
-            raise LeaseError(f"lease {self.number} is released")
+        self.check_held()
         if self.suspended:
             raise LeaseError(f"lease {self.number} is suspended")
+
+    def check_held(self) -> None:
+        """Raise LeaseError if the lease is released."""
+        if self.released:
+            raise LeaseError(f"lease {self.number} is released")
 
     @property
     def _all_ready(self) -> int:
@@ -201,7 +218,7 @@ class Lease:
     def forked(self, number: int, num_tokens: int) -> "Lease":
         """The lease that `number` is to be; the daemon is asked next."""
         self.check()
-        fork = Lease(self._pool, number, self._chain.fork(num_tokens), num_tokens)
+        fork = Lease(self._pool, number, self._chain.fork(num_tokens), num_tokens, self.hints)
         fork.tables = [table.copy() for table in self.tables]
         fork.hit, fork.committed = min(self.hit, num_tokens), min(self.committed, num_tokens)
         fork._frozen = min(self._frozen, num_tokens)

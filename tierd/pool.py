@@ -3,7 +3,7 @@
 A request is one message for a whole batch. It knows what a block holds only by its name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tierd import protocol
 from tierd.block import BlockHash
 from tierd.errors import LeaseError, TierdError
+from tierd.hints import MOST_ADVICE, Advice, Hints, dump_advice, dump_hints
 from tierd.layout import KVLayout
 from tierd.lease import Lease
 from tierd.prefix import PrefixChain, Tokens, token_array
@@ -73,13 +74,15 @@ class Pool:
         room: int = 0,
         extra: Mapping[int, bytes] | None = None,
         prefill: float = 0.0,
+        hints: Hints | None = None,
     ) -> Lease:
         """Lease the blocks of a prompt, its longest known prefix filled or being filled.
 
         `room`: tokens to have places for, the prompt's length if smaller. `extra`: position to
         bytes that also decide the K and V there (an image's hash). `prefill`: tokens a second that
         this engine computes; where loading a part of the prefix would take longer than computing
-        it, that part is left out. 0: unknown, all is loaded. Raises OutOfBlocks.
+        it, that part is left out. 0: unknown, all is loaded. `hints`: what is known of the request,
+        and holds until it is released. Raises OutOfBlocks.
         """
         ids = token_array(tokens)
         if not len(ids):
@@ -90,10 +93,11 @@ class Pool:
         chain.append(ids)
         with self.client.lock:
             self._next += 1
-            lease = Lease(self, self._next, chain, len(ids))
+            lease = Lease(self, self._next, chain, len(ids), hints)
             self._leases[lease.number] = lease
             places = max(room, len(ids))
-            body = protocol.dump_acquire(lease.number, len(ids), places, chain.hashes, prefill)
+            asked = (lease.number, len(ids), places, chain.hashes, prefill, dump_hints(hints))
+            body = protocol.dump_acquire(*asked)
             try:
                 self.client.call(Op.ACQUIRE, body, lease.answered)
             except TierdError:
@@ -110,6 +114,28 @@ class Pool:
         chain = PrefixChain(self._root, self.layout.hash_step, extra)
         chain.append(ids)
         self.client.call(Op.PREFETCH, protocol.dump_prefetch(within, len(ids), chain.hashes))
+
+    def advise(
+        self, tokens: Tokens, hints: Hints, *, extra: Mapping[int, bytes] | None = None
+    ) -> None:
+        """Say `hints` of a prompt's path, whoever used it; of one that its session is to go on
+        with, if they name one."""
+        self.advise_many([(self.hashes(tokens, extra=extra), hints)])
+
+    def advise_many(self, said: Iterable[tuple[Lease | Sequence[BlockHash] | None, Hints]]) -> None:
+        """Say something of leases, of paths by their `hashes`, and (None) of what the session that
+        the hints name used last: of many in one message, in order.
+
+        Raises LeaseError, and of that message nothing was heard, for a lease that is released; what
+        the daemon does not know (any more) is passed over.
+        """
+        advice = [_advice(of, hints) for of, hints in said]
+        for start in range(0, len(advice), MOST_ADVICE):
+            self.client.call(Op.ADVISE, dump_advice(advice[start : start + MOST_ADVICE]))
+
+    def close_session(self, session: str) -> None:
+        """Say that a session is over: what it alone has used is given up first."""
+        self.advise_many([(None, Hints(session, closed=True))])
 
     def lookup(
         self, tokens: Tokens, *, extra: Mapping[int, bytes] | None = None
@@ -200,14 +226,29 @@ class Pool:
                 raise LeaseError(f"lease {lease.number} is not suspended")
             self.client.call(Op.RESUME, protocol.dump_leases([lease.number]), lease.come)
 
-    def release(self, leases: Sequence[Lease]) -> None:
-        """Give leases back in one message; what they committed stays in the cache."""
+    def release(
+        self, leases: Sequence[Lease], hints: Hints | Sequence[Hints | None] | None = None
+    ) -> None:
+        """Give leases back in one go; what they committed stays in the cache. `hints`: what is
+        known at their end, of all or of each."""
+        each = list(hints) if isinstance(hints, Sequence) else [hints] * len(leases)
+        if len(each) != len(leases):
+            raise ValueError(f"hints: {len(each)} for {len(leases)} leases")
         for lease in leases:
             if lease.released:
                 raise LeaseError(f"lease {lease.number} is released")
         if not leases:
             return
-        self.client.call(Op.RELEASE, protocol.dump_leases([lease.number for lease in leases]))
+        said_before = [lease.hints if _returns(lease.hints) else None for lease in leases]
+        last = [now or before for now, before in zip(each, said_before, strict=True)]
+        advice = [_advice(lease, said) for lease, said in zip(leases, last, strict=True) if said]
+        release = protocol.dump_leases([lease.number for lease in leases])
+        if advice:
+            said = [advice[at : at + MOST_ADVICE] for at in range(0, len(advice), MOST_ADVICE)]
+            words = [(Op.ADVISE, dump_advice(some)) for some in said]
+            self.client.call_all([*words, (Op.RELEASE, release)])
+        else:
+            self.client.call(Op.RELEASE, release)
         for lease in leases:
             lease.released = True
             del self._leases[lease.number]
@@ -230,3 +271,21 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _returns(hints: Hints | None) -> bool:
+    """Whether they count from the end of a request, and are to be said again then."""
+    return hints is not None and hints.returns_in is not None
+
+
+def _advice(of: Lease | Sequence[BlockHash] | None, hints: Hints) -> Advice:
+    """What is said of one; a lease keeps what still holds."""
+    if isinstance(of, Lease):
+        of.check_held()
+        hints = hints.after(of.hints)
+        hints.check_whose()
+        of.hints = hints
+        return Advice(hints, of.number)
+    if of is None and hints.session is None:
+        raise ValueError("session: of which one?")
+    return Advice(hints, path=of)

@@ -29,7 +29,7 @@ MOST_LOOKED_UP = 1024  # hashes a LOOKUP: the daemon looks them up at once
 
 _HEAD, _pack_head, _unpack_head = HEADER.size, HEADER.pack, HEADER.unpack_from
 
-_ACQUIRE = Struct("<QIIf")  # lease, prompt tokens, room, prefilled tokens a second
+_ACQUIRE = Struct("<QIIfB")  # lease, prompt tokens, room, prefilled tokens a second, hint bytes
 _STEP = Struct("<QIIIB")  # lease, committed, room, number of hashes, 1 to publish
 _FORK = Struct("<QQI")  # new lease, its source, tokens
 _CUT = Struct("<QI")  # lease, tokens
@@ -57,6 +57,7 @@ class Op(IntEnum):
     TRUNCATE = 12  # leases and lengths -> the room that is left, u32 each
     SUSPEND = 13  # a lease and its length
     RESUME = 14  # a lease -> as ACQUIRE
+    ADVISE = 15  # hints of leases, sessions and paths: see `tierd.hints`
     RELOAD = 64  # an operator's: JSON {} -> JSON {path, changed, needs_restart}
 
 
@@ -221,19 +222,29 @@ def _hashes(body: bytes, at: int, count: int) -> list[BlockHash]:
 
 
 def dump_acquire(
-    lease: int, num_tokens: int, room: int, hashes: Sequence[BlockHash], prefill: float = 0.0
+    lease: int,
+    num_tokens: int,
+    room: int,
+    hashes: Sequence[BlockHash],
+    prefill: float = 0.0,
+    hints: bytes = b"",
 ) -> bytes:
-    return _ACQUIRE.pack(lease, num_tokens, room, prefill) + b"".join(hashes)
+    head = _ACQUIRE.pack(lease, num_tokens, room, prefill, len(hints))
+    return b"".join([head, *hashes, hints])
 
 
-def parse_acquire(body: bytes) -> tuple[int, int, int, float, list[BlockHash]]:
-    if len(body) < _ACQUIRE.size or (len(body) - _ACQUIRE.size) % HASH_NBYTES:
+def parse_acquire(body: bytes) -> tuple[int, int, int, float, list[BlockHash], bytes]:
+    """Lease, prompt tokens, room, speed, names, and hints not yet decoded."""
+    if len(body) < _ACQUIRE.size:
         raise errors.ProtocolError(f"an ACQUIRE of {len(body)} bytes")
-    lease, num_tokens, room, prefill = _ACQUIRE.unpack_from(body)
+    lease, num_tokens, room, prefill, nbytes = _ACQUIRE.unpack_from(body)
+    count, rest = divmod(len(body) - _ACQUIRE.size - nbytes, HASH_NBYTES)
+    if count < 0 or rest:
+        raise errors.ProtocolError(f"an ACQUIRE of {len(body)} bytes, {nbytes} of them hints")
     if not 0 <= prefill < math.inf:
         raise errors.ProtocolError(f"an ACQUIRE at {prefill} tokens a second")
-    count = (len(body) - _ACQUIRE.size) // HASH_NBYTES
-    return lease, num_tokens, room, prefill, _hashes(body, _ACQUIRE.size, count)
+    hints = body[-nbytes:] if nbytes else b""
+    return lease, num_tokens, room, prefill, _hashes(body, _ACQUIRE.size, count), hints
 
 
 def dump_prefetch(seconds: float, num_tokens: int, hashes: Sequence[BlockHash]) -> bytes:

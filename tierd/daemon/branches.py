@@ -68,6 +68,7 @@ class Branches:
             forked=num_tokens,
             borrowed=set(borrowed),
             tails=dict(source.tails),
+            hints=source.hints,
             notify=notify,
         )
 

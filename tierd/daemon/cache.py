@@ -8,7 +8,7 @@ by the `Transfer` it was given; with one that moves none this class is the simul
 It knows no socket, no file, no clock and no byte.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from policies.base import Access, PlacementPolicy
 from tierd.block import Block, BlockHash, State
@@ -87,7 +87,9 @@ class TieredCache:
             self._pin(found, parts, undo=True)
             self.chain.counts.out_of_blocks += 1
             raise
-        lease = Lease(list(hashes), [], [], level, hit, hit, room, notify=notify)
+        lease = Lease(
+            list(hashes), [], [], level, hit, hit, room, hints=access.hints, notify=notify
+        )
         for group, (blocks, places) in enumerate(zip(found, rooms, strict=True)):
             self._fill(lease, group, blocks, places, access)
             if (part := parts[group]) is not None:
@@ -144,6 +146,18 @@ class TieredCache:
             raise LeaseError("the lease is not suspended")
         self.loads.access = access
         self._suspension.resume(lease, access)
+
+    def advise(
+        self, hashes: Sequence[BlockHash], access: Access, levels: Iterable[int] | None = None
+    ) -> None:
+        """Something was said of a path, without a use: every tier hears it, or those `levels`."""
+        stop = len(hashes) * self.layout.hash_step
+        for group, size in enumerate(self._sizes):
+            path = list(self.match.names(group, hashes, 0, stop // size))
+            if stop % size:
+                path.append(hashes[-1])  # a published tail
+            for level in range(len(self.chain.tiers)) if levels is None else levels:
+                self.chain.tiers[level].pools[group].advise(path, access)
 
     # -- what nobody waits for -------------------------------------------------------------------
 
@@ -255,6 +269,9 @@ class TieredCache:
             if lease.forked:  # whoever lent it the beginning tells of that
                 path = self._path(lease, group, lease.committed, lease.forked)
             self.chain.used(group, path, access)
+        if access.hints.tells_worth:
+            others = [at for at in range(len(self.chain.tiers)) if at != lease.level]
+            self.advise(lease.hashes, access, others)
         for group, table in enumerate(lease.tables):
             held = table + [block for of, block in lease.parked if of == group]
             if quarantine:

@@ -246,7 +246,8 @@ class TierChain:
         is findable under that name from now on."""
         assert source.key is not None, f"block {source.block_id} has no name"
         pool = self.tiers[to].pools[group]
-        pool.load(place, source.key, source.parent, access, source.inner)
+        hints = self.tiers[level].pools[group].said(source)  # they go along
+        pool.load(place, source.key, source.parent, Access(access.time, hints), source.inner)
         self._plan(group, level, source, to, place, holds=holds)
 
     def copy_on_write(self, group: int, level: int, source: Block, to: int, target: Block) -> Copy:

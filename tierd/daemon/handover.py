@@ -24,7 +24,7 @@ class Handover(EvictionPolicy):
         self, old: EvictionPolicy, new: EvictionPolicy, parent_of: Callable[[Key], Key | None]
     ) -> None:
         super().__init__(old.capacity)
-        self.new = new
+        self.new, self.judges_ends = new, new.judges_ends
         self._old, self._parent_of = old, parent_of
         self._handed: set[Key] = set()  # the new one's
         self._fresh: set[Key] = set()  # neither's yet

@@ -11,6 +11,7 @@ lease is plain state: only the cache changes it. It knows no session and no sock
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from policies.base import NO_HINTS, Hints
 from tierd.block import Block, BlockHash, State
 from tierd.errors import LeaseError
 
@@ -56,6 +57,7 @@ class Lease:
     borrowed: set[Block] = field(default_factory=set)  # private ones that it may not write
     tails: dict[int, BlockHash] = field(default_factory=dict)  # by group: the name of a used part
     away: Sequence[Sequence[Away | None]] | None = None  # by group, while it is suspended
+    hints: Hints = NO_HINTS  # what the engine said of it last
     parked: list[tuple[int, Block]] = field(default_factory=list)  # `(group, block)`, see below
     notify: "Notify | None" = field(default=None, repr=False)
 

@@ -14,6 +14,7 @@ from policies.base import Access, EvictionPolicy, PlacementPolicy, PrefetchPolic
 from storage.base import BlockStore
 from tierd.block import HASH_NBYTES, Block, BlockHash, BlockId
 from tierd.daemon.cache import TieredCache
+from tierd.daemon.conversations import Conversations
 from tierd.daemon.pool import Adopted
 from tierd.daemon.speed import fastest_hit
 from tierd.daemon.tag import unpack
@@ -48,6 +49,7 @@ class Namespace:
         self.transfer = StoreTransfer(stores, self._pause, staging)
         self.cache = TieredCache(layout, tiers, self.transfer, placement)
         self.upkeep = Upkeep(self.cache, self.transfer, prefetch)
+        self.conversations = Conversations(self.cache, self.upkeep, self.transfer.speeds)
         self.num_sessions = 0
         # Takes memory from others, if they have to give it; whether any came.
         self.more_room: Callable[[], Awaitable[bool]] | None = None
@@ -114,6 +116,7 @@ class Namespace:
     async def save(self, deadline: float) -> int:
         """Write what only memory holds to the coldest tier, hottest first, until `deadline` on the
         loop's clock. Returns how many blocks were left unsaved."""
+        self.conversations.close()
         await self.upkeep.close()
         unsaved = self.cache.chain.unsaved()
         runs = _runs(unsaved)
@@ -131,6 +134,7 @@ class Namespace:
         """End the transfers, then the stores."""
         for handle in self._pauses.values():
             handle.cancel()
+        self.conversations.close()
         await self.upkeep.close()
         await self.transfer.close()
         for store in (store for stores in self.stores for store in stores):
@@ -155,6 +159,7 @@ class Namespace:
             "failed": counts.failed,
             "lost": counts.lost,
             "out_of_blocks": counts.out_of_blocks,
+            "hints": self.conversations.status(),
             "moved": {f"{a}>{b}": n for (a, b), n in self.transfer.blocks_moved.items()},
             "speeds": {
                 f"{a}>{b}": {
@@ -175,7 +180,7 @@ class Namespace:
             states = {state.word: count for state, count in pool.counts.items()}
             nbytes = self.layout.block_nbytes(group)
             facts: dict[str, Any] = {
-                "policy": type(pool.policy).__name__,
+                "policy": type(pool.policy.policy).__name__,
                 "capacity": pool.capacity,
             }
             groups.append({**facts, "block_nbytes": nbytes, **states})

@@ -21,6 +21,7 @@ from typing import Any
 import crc32c
 
 from policies.base import EvictionPolicy
+from policies.hinted import Hinted
 from tierd.block import HASH_NBYTES
 from tierd.daemon import plugins
 from tierd.daemon.rules import Choice
@@ -51,10 +52,10 @@ def revive(known: Iterable[Remembered], tier: str, group: int, choice: Choice) -
     for of in known:
         same = (tier, group, _identity(choice), json.dumps(choice.options, default=str))
         if same == (of.tier, of.group, of.policy, json.dumps(of.options)):
-            policy = choice.make()
+            policy = Hinted(choice.make())
             if _done(f"{tier}, group {group}: begins anew", partial(policy.restore, of.state)):
                 return policy
-    return choice.make()
+    return Hinted(choice.make())
 
 
 def _done(otherwise: str, call: Callable[[], object]) -> bool:

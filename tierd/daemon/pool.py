@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
-from policies.base import Access, EvictionPolicy, Key
+from policies.base import Access, EvictionPolicy, Hints, Key
+from policies.hinted import Hinted
 from tierd.block import Block, BlockHash, BlockId, State
 from tierd.daemon.handover import Handover
 from tierd.errors import OutOfBlocks
@@ -33,8 +34,8 @@ class BlockPool:
 
     def __init__(self, policy: EvictionPolicy, span: int = 0) -> None:
         self.span = span
-        self._policy = policy
-        self._handover: Handover | None = None  # then it is the policy
+        self._policy = policy if isinstance(policy, Hinted) else Hinted(policy)
+        self._handover: Handover | None = None  # then it is the policy inside
         self._blocks: dict[BlockId, Block] = {}
         self._free: dict[BlockId, Block] = {}  # the next to be taken last
         self._findable: dict[BlockHash, Block] = {}
@@ -60,14 +61,15 @@ class BlockPool:
         return {state: self._counts[state] for state in State}
 
     @property
-    def policy(self) -> EvictionPolicy:
+    def policy(self) -> Hinted:
         """What orders the findable blocks, to be read."""
         return self._policy
 
     def exchange(self, policy: EvictionPolicy) -> None:
         """Begin to exchange the policy for one that knows nothing yet; `hand_over` then, until it
         says that nothing is left. Meanwhile the pool may be used as ever."""
-        self._policy = self._handover = Handover(self._policy, policy, self._parent_of)
+        self._handover = Handover(self._policy.policy, policy, self._parent_of)
+        self._policy.policy = self._handover
 
     def hand_over(self, n: int, access: Access) -> bool:
         """Hand `n` of the keys to the new policy; whether any is left. If none is, that decides
@@ -75,7 +77,7 @@ class BlockPool:
         assert self._handover is not None, "no exchange has begun"
         more = self._handover.hand(n, access)
         if not more:
-            self._policy, self._handover = self._handover.new, None
+            self._policy.policy, self._handover = self._handover.new, None
         return more
 
     def get(self, key: BlockHash) -> Block | None:
@@ -225,6 +227,17 @@ class BlockPool:
         present = [key for key in path if key in known]
         if present:
             self._policy.touch(present, access)
+
+    def advise(self, path: Sequence[BlockHash], access: Access) -> None:
+        """Something was said of those blocks of `path` that are findable, without a use."""
+        present = [key for key in path if key in self._findable]
+        if present:
+            self._policy.advise(present, access)
+
+    def said(self, block: Block) -> Hints:
+        """What was said of a findable block and still holds."""
+        assert block.key is not None, f"block {block.block_id} has no name"
+        return self._policy.said(block.key)
 
     def tick(self, access: Access) -> None:
         """So late it is: places are about to be asked for."""

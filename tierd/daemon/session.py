@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from policies.base import Access
+from policies.base import NO_HINTS, Access, Hints
 from tierd import protocol
 from tierd.block import Block, BlockHash
 from tierd.daemon.connection import Connection
+from tierd.daemon.conversations import heard
 from tierd.daemon.copy import Place
 from tierd.daemon.gate import Gate
 from tierd.daemon.greeting import Peer
@@ -26,6 +27,7 @@ from tierd.daemon.tenant import Tenant
 from tierd.daemon.upkeep import Prefetch
 from tierd.errors import ConfigError, LeaseError, OutOfBlocks, ProtocolError, Refused, TierdError
 from tierd.fence import CudaFence
+from tierd.hints import Advice, parse_advice, parse_hints
 from tierd.layout import KVLayout
 from tierd.protocol import AddedBlocks, Frame, LeaseState, Op
 
@@ -141,7 +143,8 @@ class Session(Connection):
 
     def _acquire(self, frame: Frame) -> None:
         namespace = self._attached()
-        number, num_tokens, room, prefill, hashes = protocol.parse_acquire(frame.body)
+        number, num_tokens, room, prefill, hashes, said = protocol.parse_acquire(frame.body)
+        hints = heard(parse_hints(said), self._loop.time())
         if number in self.leases:
             raise LeaseError(f"lease {number} is in use")
         if not 1 <= num_tokens <= room:
@@ -150,9 +153,9 @@ class Session(Connection):
 
         notify = partial(self._push_ready, number)
         most = namespace.shorter_hit(hashes, num_tokens, prefill, self.level)
-        lease = namespace.cache.acquire(
-            hashes, num_tokens, room, self._now(), notify, most, self.level
-        )
+        access = self._now(hints)
+        lease = namespace.cache.acquire(hashes, num_tokens, room, access, notify, most, self.level)
+        namespace.conversations.asked(hints, hashes)
         if most is not None:
             namespace.upkeep.left_out(hashes, most, num_tokens)
         namespace.upkeep.asked(hashes)
@@ -234,7 +237,8 @@ class Session(Connection):
         if len(leases) != len(numbers):
             raise LeaseError("a lease is named twice in one message")
         for number, lease in leases.items():
-            namespace.cache.release(lease, self._now())
+            hints = namespace.conversations.ended(lease.hints, lease.hashes)
+            namespace.cache.release(lease, self._now(hints))
             namespace.upkeep.used(lease.hashes)
             self._forget(number)
         if leases:
@@ -251,6 +255,30 @@ class Session(Connection):
         self._check_prompt(num_tokens, hashes)
         check_names(hashes)
         namespace.upkeep.prefetch(Prefetch(hashes, num_tokens, self._loop.time() + seconds))
+        self.answer(frame)
+
+    def _advise(self, frame: Frame) -> None:
+        namespace, now = self._attached(), self._loop.time()
+        advice = parse_advice(frame.body)
+        leases = {x.lease: self._lease(x.lease) for x in advice if x.lease is not None}
+        others = [said for said in advice if said.lease is None]
+        for said in advice:
+            if said.lease is not None:
+                leases[said.lease].hints = hints = heard(said.hints, now)
+                namespace.conversations.spoken(hints)
+        if others:
+            self.answer_later(frame, self._advise_later(frame, others))
+        else:
+            self.answer(frame)
+
+    async def _advise_later(self, frame: Frame, advice: Sequence[Advice]) -> None:
+        """One path a turn of the loop: they may be long."""
+        for said in advice:
+            if self.namespace is None:
+                break
+            now = self._loop.time()
+            self.namespace.conversations.advise(heard(said.hints, now), now, said.path)
+            await asyncio.sleep(0)
         self.answer(frame)
 
     @staticmethod
@@ -368,10 +396,10 @@ class Session(Connection):
             for number, lease in list(self.leases.items()):
                 self._forget(number)
                 if writable:
-                    frozen = namespace.cache.abandon(lease, self._now())
+                    frozen = namespace.cache.abandon(lease, self._now(lease.hints))
                     self._quarantined += [(namespace, group, block) for group, block in frozen]
                 else:
-                    namespace.cache.release(lease, self._now())
+                    namespace.cache.release(lease, self._now(lease.hints))
         if not self._quarantined:
             self._depart()
         if self._quarantined and self.peer.pidfd is None and self._grace is None:
@@ -415,8 +443,8 @@ class Session(Connection):
         self.close()
         self._end()
 
-    def _now(self) -> Access:
-        return Access(self._loop.time())
+    def _now(self, hints: Hints = NO_HINTS) -> Access:
+        return Access(self._loop.time(), hints)
 
     def status(self) -> dict[str, Any]:
         """Facts for `tierd status`, as JSON."""
@@ -445,6 +473,7 @@ _SERVES: dict[int, Callable[[Session, Frame], None]] = {
     Op.TRUNCATE: Session._truncate,
     Op.SUSPEND: Session._suspend,
     Op.RESUME: Session._resume,
+    Op.ADVISE: Session._advise,
     Op.STATUS: Session._status,
     Op.GOODBYE: Session._goodbye,
     Op.RELOAD: Session._reload,

@@ -11,7 +11,7 @@ whose part it is.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.base import Access
+from policies.base import NO_HINTS, Access
 from tierd.block import Block, BlockHash, State
 from tierd.daemon.ahead import Ahead
 from tierd.daemon.chain import TierChain
@@ -143,6 +143,8 @@ class Steps:
     def _commit(self, step: Step, access: Access) -> None:
         lease, hashes = step.lease, step.lease.hashes
         hashes.extend(step.hashes)
+        if lease.hints is not NO_HINTS:
+            access = Access(access.time, lease.hints)
         for group, size in enumerate(self._sizes):
             pool, table = self._chain.tiers[lease.level].pools[group], lease.tables[group]
             start, stop = lease.committed // size, step.committed // size

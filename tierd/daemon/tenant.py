@@ -188,7 +188,7 @@ class Tenant:
                 for group, (pool, choice) in enumerate(
                     zip(tier.pools, self._choices(self._config, tier.name, namespace), strict=True)
                 )
-                if not isinstance(pool.policy, Handover)  # half of it is known to each
+                if not isinstance(pool.policy.policy, Handover)  # half of it is known to each
             ]
             await self._disk.remember(namespace.layout.root(self.name), pools)
 

@@ -29,12 +29,13 @@ _PIECE = 256  # keys that a policy learns before the loop may breathe
 @dataclass(frozen=True, slots=True)
 class Prefetch:
     """A prompt that is expected before `deadline`, on the loop's clock; tokens before `start` are
-    there already, or somebody else's care."""
+    there already, or somebody else's care. `session`: who is expected with it."""
 
     hashes: Sequence[BlockHash]
     num_tokens: int
     deadline: float
     start: int = 0
+    session: str | None = None
 
 
 class Upkeep:
@@ -66,6 +67,11 @@ class Upkeep:
         self._prefetches.append(prefetch)
         self.stir()
 
+    def drop(self, session: str) -> None:
+        """A session is not expected any more: leave out what has not been brought for it."""
+        for prefetch in [p for p in self._prefetches if p.session == session]:
+            self._prefetches.remove(prefetch)
+
     def asked(self, path: Sequence[BlockHash]) -> None:
         """A request came for `path`: bring what it is likely to go on with."""
         if self._policy is not None:
@@ -74,7 +80,7 @@ class Upkeep:
 
     def left_out(self, hashes: Sequence[BlockHash], start: int, num_tokens: int) -> None:
         """A prompt got no more than `start` tokens of its hit: bring the rest, for who is next."""
-        self._guesses.append(Prefetch(hashes, num_tokens, self._now() + _GUESSED_S, start))
+        self._guesses.append(Prefetch(hashes, num_tokens, self.now() + _GUESSED_S, start))
         self._stirred.set()
 
     def used(self, path: Sequence[BlockHash]) -> None:
@@ -99,14 +105,14 @@ class Upkeep:
         while self._asked:
             self._guess(policy, self._asked.popleft())
         while self._used:
-            path, access = self._used.popleft(), Access(self._now())
+            path, access = self._used.popleft(), Access(self.now())
             for stop in range(len(path), 1, -_PIECE):
                 policy.record(path[max(0, stop - _PIECE - 1) : stop], access)
                 if stop > _PIECE:
                     await asyncio.sleep(0)
 
     def _guess(self, policy: PrefetchPolicy, path: Sequence[BlockHash]) -> None:
-        step, deadline = self._cache.layout.hash_step, self._now() + _GUESSED_S
+        step, deadline = self._cache.layout.hash_step, self.now() + _GUESSED_S
         for keys in islice(policy.wanted(path), _MOST_WAYS):
             way = [BlockHash(key) for key in keys]  # type: ignore[arg-type]
             # No true chain names a block twice; engines may have told of others.
@@ -117,7 +123,7 @@ class Upkeep:
 
     def _next(self) -> list[Copy]:
         """Begin the next batch; none if all is done."""
-        now = self._now()
+        now = self.now()
         for waiting in (self._prefetches, self._guesses):
             while waiting:
                 first = waiting[0]
@@ -129,7 +135,8 @@ class Upkeep:
         return self._cache.reclaim(_BATCH)
 
     @staticmethod
-    def _now() -> float:
+    def now() -> float:
+        """Seconds on the loop's clock."""
         return asyncio.get_running_loop().time()
 
     async def close(self) -> None:

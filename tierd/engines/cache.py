@@ -22,16 +22,19 @@ from tierd.engines.layer import CacheLayer
 from tierd.engines.sequences import HitCutShort, Prompt, Sequences
 from tierd.engines.step import Step, Steps
 from tierd.errors import OutOfBlocks
+from tierd.hints import Hints
 from tierd.pool import Pool
 
 TokenIds = Tensor | Sequence[int] | npt.NDArray[np.integer]
 Extra = Mapping[int, bytes] | Sequence[Mapping[int, bytes]]
+AllHints = Hints | Sequence[Hints | None]
 
 
 class TierdCache(Cache):
     """The cache of a batch of prompts, `hit` columns of which are not computed.
 
-    `attention_mask` says what is padding, on the left. It waits for the whole hit before it is
+    `attention_mask` says what is padding, on the left; `hints` what is known of all prompts, or of
+    each. It waits for the whole hit before it is
     made. With `overlap` each layer waits for its own group instead, while those before it are
     computed; `hit` is then the planned one, and should it be cut short the forward pass raises
     HitCutShort: `settle`, and run it again from the hit that stands. Raises OutOfBlocks,
@@ -45,6 +48,7 @@ class TierdCache(Cache):
         *,
         attention_mask: Tensor | None = None,
         extra: Extra | None = None,
+        hints: AllHints | None = None,
         overlap: bool = False,
     ) -> None:
         self.pool, self.channel = pool, TokenChannel(self)
@@ -52,7 +56,7 @@ class TierdCache(Cache):
         self._step: Step | None = None
         self._latest: PagedKeys | None = None
         self._loading = set(range(len(pool.layout.groups)))  # not known to be there
-        self._sequences = Sequences(pool, _prompts(input_ids, attention_mask, extra))
+        self._sequences = Sequences(pool, _prompts(input_ids, attention_mask, extra, hints))
         self._steps = Steps(pool.layout)
         with ExitStack() as undo:
             undo.callback(self.release)
@@ -221,7 +225,9 @@ class TokenChannel(LogitsProcessor):
         return scores
 
 
-def _prompts(ids: TokenIds, mask: Tensor | None, extra: Extra | None) -> list[Prompt]:
+def _prompts(
+    ids: TokenIds, mask: Tensor | None, extra: Extra | None, hints: AllHints | None
+) -> list[Prompt]:
     """The prompts of `[n]` or `[rows, n]` ids, without their padding."""
     rows = np.atleast_2d(np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids))
     if rows.ndim != 2 or not rows.size:
@@ -232,7 +238,11 @@ def _prompts(ids: TokenIds, mask: Tensor | None, extra: Extra | None) -> list[Pr
         extras *= len(rows)
     if len(extras) != len(rows):
         raise ValueError(f"extra: {len(extras)} mappings for {len(rows)} prompts")
-    return [Prompt(row[pad:], pad, of) for row, pad, of in zip(rows, pads, extras, strict=True)]
+    said = list(hints) if isinstance(hints, Sequence) else [hints] * len(rows)
+    if len(said) != len(rows):
+        raise ValueError(f"hints: {len(said)} for {len(rows)} prompts")
+    each = zip(rows, pads, extras, said, strict=True)
+    return [Prompt(row[pad:], pad, of, hint) for row, pad, of, hint in each]
 
 
 def _pads(mask: Tensor | None, rows: npt.NDArray[Any]) -> list[int]:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierd.errors import DaemonLost, TierdError
+from tierd.hints import Hints
 from tierd.lease import Lease
 from tierd.pool import Pool
 
@@ -29,12 +30,13 @@ class HitCutShort(TierdError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens of one sequence, and the columns of padding before them; `extra` as in
+    """The tokens of one sequence, and the columns of padding before them; `extra` and `hints` as in
     `Pool.acquire`."""
 
     ids: npt.NDArray[Any]
     pad: int = 0
     extra: Mapping[int, bytes] | None = None
+    hints: Hints | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +75,8 @@ class Sequences:
             undo.callback(self.release, 0)
             for prompt in prompts:
                 room = self._rounded(len(prompt.ids))
-                lease = pool.acquire(prompt.ids, room=room, extra=prompt.extra)
+                extra, hints = prompt.extra, prompt.hints
+                lease = pool.acquire(prompt.ids, room=room, extra=extra, hints=hints)
                 self._held.append(Sequence(lease, prompt.pad, prompt.ids, lease.hit))
             undo.pop_all()
         self.rows = list(self._held)

@@ -21,7 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from tierd.engines.attention import NAME, attending
-from tierd.engines.cache import Extra, TierdCache, TokenChannel
+from tierd.engines.cache import AllHints, Extra, TierdCache, TokenChannel
 from tierd.engines.model_layout import layout_of, revision_of
 from tierd.engines.sequences import HitCutShort
 from tierd.pool import Pool
@@ -38,21 +38,30 @@ __all__ = [
 
 
 def generate(
-    model: Any, pool: Pool, input_ids: Tensor, *, extra: Extra | None = None, **kwargs: Any
+    model: Any,
+    pool: Pool,
+    input_ids: Tensor,
+    *,
+    extra: Extra | None = None,
+    hints: AllHints | None = None,
+    **kwargs: Any,
 ) -> Any:
     """`model.generate(input_ids, **kwargs)` with its cache in `pool`; returns what that does.
 
     Padding needs the `attention_mask`. Inputs that are not token ids (images, embeddings) need
-    `extra`: position to a hash of them, for each prompt of a batch. What was computed is shared
-    from then on, and the leases are given back. Raises OutOfBlocks if the device tier is too full,
-    DaemonLost if the daemon is gone and no room was left without it.
+    `extra`: position to a hash of them, for each prompt of a batch. `hints`: what is known of all
+    prompts, or of each. What was computed is shared from then on, and the leases are given back.
+    Raises OutOfBlocks if the device tier is too full, DaemonLost if the daemon is gone and no room
+    was left without it.
     """
     mask = kwargs.get("attention_mask")
     unnamed = [k for k, v in kwargs.items() if isinstance(v, Tensor) and k != "attention_mask"]
     if unnamed and extra is None:
         raise ValueError(f"{', '.join(unnamed)}: not named by token ids; give its hash in extra")
     with (
-        TierdCache(pool, input_ids, attention_mask=mask, extra=extra, overlap=True) as cache,
+        TierdCache(
+            pool, input_ids, attention_mask=mask, extra=extra, hints=hints, overlap=True
+        ) as cache,
         attending(model),
         model.register_forward_pre_hook(_Skip(cache), with_kwargs=True),
     ):
