@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from policies.base import Access
+from policies.hinted import Hinted
 from policies.learned import Learned
 from tests.content import BLOCK, LAYOUT, ask, prompt
 from tests.daemon import NOT_AHEAD, Daemon, tiers
@@ -29,7 +30,7 @@ def key(number: int) -> BlockHash:
 
 def learned(number: int) -> list[Remembered]:
     """What a policy knows of a sequence of so many keys, used twice."""
-    policy = Learned(number)
+    policy = Hinted(Learned(number))
     path = [key(at) for at in range(number)]
     for at in range(number):
         policy.insert(path[at], path[at - 1] if at else None, Access(1.0))
@@ -57,7 +58,7 @@ def test_what_a_policy_knew_is_what_it_knows(tmp_path: Path) -> None:
     ],
 )
 def test_another_pool_or_policy_begins_anew(tier: str, group: int, choice: Choice) -> None:
-    policy = S3FIFO.make(8)
+    policy = Hinted(S3FIFO.make(8))
     policy.insert(key(1), None, Access(0.0))
     known = [remember("ssd", 0, S3FIFO, policy)]
     assert list(revive(known, "ssd", 0, Choice("s3fifo", {"small": 0.2}, "x")).victims())
