@@ -41,9 +41,16 @@ class Remembered:
     state: Mapping[str, Any]
 
 
-def remember(tier: str, group: int, choice: Choice, policy: EvictionPolicy) -> Remembered:
-    """What the policy of a pool knows; nobody else may use it meanwhile."""
-    return Remembered(tier, group, _identity(choice), choice.options, policy.state())
+def remember(tier: str, group: int, choice: Choice, policy: EvictionPolicy) -> list[Remembered]:
+    """What the policy of a pool knows, or nothing if it cannot say; it may not change meanwhile."""
+    known: list[Remembered] = []
+
+    def ask() -> None:
+        state = policy.state()
+        known.append(Remembered(tier, group, _identity(choice), choice.options, state))
+
+    _done(f"{tier}, group {group}: is not kept", ask)
+    return known
 
 
 def revive(known: Iterable[Remembered], tier: str, group: int, choice: Choice) -> EvictionPolicy:

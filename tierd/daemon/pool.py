@@ -20,6 +20,7 @@ from itertools import chain, islice
 from policies.base import Access, EvictionPolicy, Key
 from tierd.block import Block, BlockHash, BlockId, State
 from tierd.daemon.handover import Handover
+from tierd.daemon.held import Held
 from tierd.errors import OutOfBlocks
 
 Adopted = tuple[BlockId, BlockHash, BlockHash | None, Sequence[BlockHash]]  # place, and its names
@@ -77,6 +78,22 @@ class BlockPool:
         if not more:
             self._policy, self._handover = self._handover.new, None
         return more
+
+    def hold(self) -> EvictionPolicy:
+        """The policy, to be read elsewhere: it does not change until `tell`. Meanwhile the pool may
+        be used as ever."""
+        held, self._policy = self._policy, Held(self._policy)
+        return held
+
+    def tell(self, n: int) -> int:
+        """Tell the held policy of `n` things that happened meanwhile; returns how many are left. If
+        none is, it is held no longer."""
+        held = self._policy
+        assert isinstance(held, Held), "nobody holds the policy"
+        left = held.tell(n)
+        if not left:
+            self._policy = held.policy
+        return left
 
     def get(self, key: BlockHash) -> Block | None:
         """The loading or committed block of that name."""
