@@ -12,7 +12,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -94,11 +93,15 @@ class PolicyFile:
             self.remove()
             return
         draft = self._path.with_name(self._path.name + _DRAFT)
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
+        try:
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self._path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
     def read(self) -> list[Remembered]:
         """What the file says; nothing if there is none, or none that is whole."""
@@ -111,15 +114,14 @@ class PolicyFile:
             return []
 
     def remove(self) -> None:
-        with suppress(FileNotFoundError):
-            self._path.unlink()
+        self._path.unlink(missing_ok=True)
 
 
 def tidy(folder: Path, names: Iterable[str]) -> None:
     """Remove every file of `folder` that is not of one of `names`, such as a half written one."""
     known = set(names)
     for path in folder.glob("*"):
-        if path.name not in known:
+        if path.is_file() and path.name not in known:
             path.unlink()
 
 
