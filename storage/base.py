@@ -130,7 +130,7 @@ class Volume(ABC):
         slab_nbytes: int,
         durability: Durability = Durability.BATCH,
     ) -> "Volume":
-        """Open or create the volume at `path` and lock it.
+        """Open or create the volume at `path` and lock it; its owner may keep `policies` there.
 
         `nbytes` is the physical budget, `min_free_nbytes` what must stay free on the file system.
         Raises `BlockingIOError` if another process has it open, other `OSError`s of the medium.

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from policies.base import Access
-from policies.hinted import Hinted
 from policies.learned import Learned
 from tests.content import BLOCK, LAYOUT, ask, prompt
-from tests.daemon import NOT_AHEAD, Daemon, tiers
+from tests.daemon import NOT_AHEAD, Daemon, held, tiers
+from tests.engine import Engine
 from tests.test_elastic import OTHER
 from tierd.block import BlockHash
 from tierd.daemon.policy_file import PolicyFile, Remembered, remember, revive, tidy
@@ -30,13 +30,13 @@ def key(number: int) -> BlockHash:
 
 def learned(number: int) -> list[Remembered]:
     """What a policy knows of a sequence of so many keys, used twice."""
-    policy = Hinted(Learned(number))
+    policy = Learned(number)
     path = [key(at) for at in range(number)]
     for at in range(number):
         policy.insert(path[at], path[at - 1] if at else None, Access(1.0))
     policy.touch(path, Access(1.0))
     policy.touch(path, Access(2.0))
-    return [remember("ssd", 0, LEARNED, policy)]
+    return remember("ssd", 0, LEARNED, policy)
 
 
 def test_what_a_policy_knew_is_what_it_knows(tmp_path: Path) -> None:
@@ -58,9 +58,9 @@ def test_what_a_policy_knew_is_what_it_knows(tmp_path: Path) -> None:
     ],
 )
 def test_another_pool_or_policy_begins_anew(tier: str, group: int, choice: Choice) -> None:
-    policy = Hinted(S3FIFO.make(8))
+    policy = S3FIFO.make(8)
     policy.insert(key(1), None, Access(0.0))
-    known = [remember("ssd", 0, S3FIFO, policy)]
+    known = remember("ssd", 0, S3FIFO, policy)
     assert list(revive(known, "ssd", 0, Choice("s3fifo", {"small": 0.2}, "x")).victims())
     assert not list(revive(known, tier, group, choice).victims())
 
@@ -158,6 +158,48 @@ def test_the_ssd_gives_up_after_a_restart_what_it_would_have_before(tmp_path: Pa
         assert "anew" not in daemon.log.read_text()
         assert ask(pool, prompt(0, PROMPT + 1)) == PROMPT
         assert ask(pool, prompt(1, PROMPT + 1)) < PROMPT
+
+
+def test_what_was_known_a_few_requests_before_kill_9_is_not_lost(tmp_path: Path) -> None:
+    more = NOT_AHEAD + 'ssd.remember = 4\ndevice.policy = "s3fifo"\n'
+    with Daemon(tmp_path, more=more) as daemon, daemon.client() as client:
+        pool = client.attach(LAYOUT)
+        for seed in range(12):
+            ask(pool, prompt(seed, PROMPT))
+        folder = tmp_path / "ssd" / "default" / "policies"
+        daemon.until(lambda _: folder.exists() and any(not f.suffix for f in folder.iterdir()))
+        [file] = [file for file in folder.iterdir() if not file.suffix]
+        first = file.read_bytes()
+        for seed in range(12, 24):
+            ask(pool, prompt(seed, PROMPT))
+        daemon.until(lambda _: file.read_bytes() != first)
+        daemon.kill9()
+    known = PolicyFile(folder, file.name).read()
+    assert [(of.tier, of.policy) for of in known] == [
+        ("device", "policies.s3fifo:S3FIFO"),
+        ("host", "policies.lru:LRU"),
+        ("ssd", "policies.lru:LRU"),
+    ]
+    assert known[2].state["order"]
+    with Daemon(tmp_path, more=more) as daemon, daemon.client() as client:
+        ask(client.attach(LAYOUT), prompt(0, PROMPT))
+        assert "anew" not in daemon.log.read_text()
+
+
+def test_engines_go_on_while_policies_are_read_and_written(tmp_path: Path) -> None:
+    more = 'ssd.remember = 3\ndevice.policy = "learned"\n'
+    with (
+        Daemon(tmp_path, device="4MiB", more=more) as daemon,
+        Engine(daemon.socket) as a,
+        Engine(daemon.socket) as b,
+    ):
+        for seed, engine in enumerate((a, b)):
+            engine.tell("many", seed=seed, requests=100, trunks=20, longest=160)
+        for engine in (a, b):
+            assert engine.answer()["hit"] > 0
+        status = daemon.until(lambda status: held(status) == 0)
+        for groups in tiers(status).values():
+            assert groups[0]["free"] + groups[0]["committed"] == groups[0]["capacity"]
 
 
 @pytest.mark.parametrize("policy", ["learned", "arc", "s3fifo", "wtinylfu", "lru2"])

@@ -1,7 +1,7 @@
 """A pool agrees with a dict of plain facts, whatever is done to it (I4).
 
-Its policy gives way to another one of the same kind at any moment, in pieces, and no key is lost;
-from then on the order is the policy's word.
+Its policy may be held, or give way to another one of the same kind, at any moment, in pieces, and
+no key is lost; once it has given way the order is the policy's word.
 """
 
 from collections import Counter
@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from policies.base import EvictionPolicy
 from policies.lru import LRU
 from tests.test_pool import NOW, make_pool, name, states
 from tierd.block import Block, BlockHash, State
@@ -37,6 +38,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.order: list[BlockHash] = []  # of findable names, the first to go first
         self.successor: LRU | None = None  # of the policy
         self.in_order = True
+        self.held: EvictionPolicy | None = None
+        self.told = False  # of some of what happened
 
     def some(self, *wanted: State) -> list[Block]:
         return [block for block, fact in self.model.items() if fact.state in wanted]
@@ -58,7 +61,22 @@ class PoolMachine(RuleBasedStateMachine):
         self.order.remove(fact.key)
         fact.key, fact.state = None, State.PRIVATE if fact.refs else State.FREE
 
-    @precondition(lambda self: self.successor is None)
+    @precondition(lambda self: self.successor is None and not self.held)
+    @rule()
+    def hold_policy(self) -> None:
+        self.held = self.pool.hold()
+        self.state = self.held.state()
+
+    @precondition(lambda self: self.held)
+    @rule(n=st.integers(1, 6))
+    def tell_policy(self, n: int) -> None:
+        assert self.told or self.held.state() == self.state
+        self.told = True
+        if not self.pool.tell(n):
+            assert self.pool.policy is self.held
+            self.held, self.told = None, False
+
+    @precondition(lambda self: self.successor is None and not self.held)
     @rule()
     def exchange(self) -> None:
         self.successor, self.in_order = LRU(0), False

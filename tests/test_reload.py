@@ -1,8 +1,10 @@
 """The configuration changes while the daemon runs, by `tierd reload` and SIGHUP."""
 
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +246,30 @@ def test_a_tier_grows_up_to_what_is_reserved(tmp_path: Path) -> None:
         )
 
 
+FOREIGNER = """
+import os, sys, tierd.client
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    with tierd.connect(sys.argv[1]) as client:
+        client.reload()
+except tierd.TierdError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_only_the_daemons_own_user_and_root_may_have_it_reload() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # others may enter
+        with Daemon(Path(folder), more="[tenants.us]\nuids = [0, 65534]\n") as daemon:
+            command = [sys.executable, "-c", FOREIGNER, str(daemon.socket)]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            assert said == "Refused uid 65534 may not reload the configuration\n"
+            assert "in force" not in daemon.log.read_text()
+
+
 def test_blocks_in_use_keep_their_places_when_a_tier_shrinks(tmp_path: Path) -> None:
     with (
         Daemon(tmp_path, device="8MiB", host="0B", ssd=None) as daemon,
@@ -253,6 +279,7 @@ def test_blocks_in_use_keep_their_places_when_a_tier_shrinks(tmp_path: Path) -> 
         held = [serve(pool, prompt(seed, 20 * BLOCK)) for seed in range(5)]
         daemon.configure(host="0B", ssd=None)
         client.reload()
+        assert "still to be given up" in command(daemon, "status").stdout
         for lease in held:
             check(lease)
             lease.release()

@@ -228,7 +228,11 @@ def _report(status: dict[str, Any]) -> list[str]:
             free = _size(facts["nbytes_free"])
             huge = facts.get("nbytes_huge")
             pages = "" if huge is None else f", {_size(huge)} on huge pages"
-            lines.append(f"  {name}: {_size(facts['nbytes'])}, {free} in no pool yet{pages}")
+            over = facts["nbytes_over"]
+            shrinks = f", {_size(over)} still to be given up" if over else ""
+            lines.append(
+                f"  {name}: {_size(facts['nbytes'])}, {free} in no pool yet{pages}{shrinks}"
+            )
         if ssd := tenant["ssd"]:
             lines.append(
                 f"  ssd: {_size(ssd['nbytes'])}, {_size(ssd['nbytes_used'])} on disk, "

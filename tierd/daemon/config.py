@@ -116,6 +116,7 @@ class SsdConfig(TierConfig):
     slab: Annotated[int, Size(1 * MIB)] = 64 * MIB
     sparse: Annotated[float, Number(0, 0.75), LIVE] = 0.25
     durability: Annotated[Durability, word(Durability)] = Durability.BATCH
+    remember: Annotated[int, Integer(0, 2**31), LIVE] = 65536
     store: Annotated[str, text] = "ssd"
     admission: Annotated[str, text, LIVE] = ADMISSION
     admission_options: Annotated[Mapping[str, object], table, LIVE] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from policies.base import AdmissionPolicy, EvictionPolicy
 from storage.base import BlockStore, Volume
+from storage.batch import hop
 from tierd.block import BlockHash
 from tierd.daemon import plugins
 from tierd.daemon.balance import Balance
@@ -31,8 +32,6 @@ from tierd.daemon.sweep import Sweep
 from tierd.daemon.tier import Tier
 from tierd.errors import ConfigError
 from tierd.layout import KVLayout
-
-Known = tuple[str, int, Choice, EvictionPolicy]  # of a pool: tier, group, and its policy
 
 log = logging.getLogger("tierd.disk")
 
@@ -130,17 +129,19 @@ class Disk:
         """What the policies of a namespace knew."""
         return await asyncio.to_thread(PolicyFile(self._policies, root.hex()).read)
 
-    async def remember(self, root: BlockHash, pools: Sequence[Known]) -> None:
-        """Keep what the policies of a namespace know, which is closed: its pools, and why each has
-        its policy."""
+    async def ask(
+        self, tier: str, group: int, choice: Choice, policy: EvictionPolicy
+    ) -> list[Remembered]:
+        """What the policy of a pool knows; nobody changes it before this is over, cancelled or
+        not."""
+        return await hop(self._thread, remember, tier, group, choice, policy)
 
-        def write() -> None:
-            known = (remember(*pool) for pool in pools)
-            most = max(_LEAST_KNOWN, self.nbytes // _KNOWN)
-            PolicyFile(self._policies, root.hex()).write(known, most, self._min_free)
-
+    async def remember(self, root: BlockHash, known: Sequence[Remembered]) -> None:
+        """Keep what the policies of a namespace know."""
+        most = max(_LEAST_KNOWN, self.nbytes // _KNOWN)
+        file = PolicyFile(self._policies, root.hex())
         try:
-            await asyncio.to_thread(write)
+            await hop(self._thread, file.write, known, most, self._min_free)
         except OSError as error:
             log.warning("%s: what the policies knew is not kept: %s", self._tenant, error)
 

@@ -97,6 +97,10 @@ class Handover(EvictionPolicy):
         if at_once:
             self.new.touch(at_once[::-1], access)
 
+    def advise(self, path: Sequence[Key], access: Access) -> None:
+        known = [key for key in path if key in self._handed and key not in self._late]
+        self.new.advise(known, access)  # what is still the old one's it will not decide about
+
     def remove(self, key: Key) -> None:
         if (holder := self._forget(key)) is not None:
             holder.remove(key)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from policies.base import Access, EvictionPolicy, PlacementPolicy, PrefetchPolicy
 from storage.base import BlockStore
@@ -25,8 +25,10 @@ from tierd.layout import KVLayout
 
 log = logging.getLogger("tierd.namespace")
 
+_Told = TypeVar("_Told")
+
 _PLAIN_TAG = 2 * HASH_NBYTES + 1  # its name and its parent's
-_LEAST_HANDED, _MOST_HANDED = 16, 1024  # keys that change hands at once,
+_FEWEST, _MOST = 16, 1024  # keys that change hands at once,
 _HANDING_S = 0.0003  # so many as take about so long (I11)
 _PAUSE_S = 10.0  # how long a medium that refused a write is left alone
 
@@ -71,21 +73,32 @@ class Namespace:
     async def exchange(self, level: int, group: int, policy: EvictionPolicy) -> None:
         """Have another policy decide at one pool, which goes on serving while its residents are
         handed over, some at a time."""
-        pool, loop, piece = (
-            self.tiers[level].pools[group],
-            asyncio.get_running_loop(),
-            _LEAST_HANDED,
-        )
+        pool, loop, piece = self.tiers[level].pools[group], asyncio.get_running_loop(), _FEWEST
         pool.exchange(policy)
         begin = time.thread_time()
         while pool.hand_over(piece, Access(loop.time())):
             took = time.thread_time() - begin
             if took > _HANDING_S:
-                piece = max(_LEAST_HANDED, piece // 2)
+                piece = max(_FEWEST, piece // 2)
             elif took < _HANDING_S / 3:
-                piece = min(2 * piece, _MOST_HANDED)
+                piece = min(2 * piece, _MOST)
             await asyncio.sleep(0)
             begin = time.thread_time()
+
+    async def read(
+        self, level: int, group: int, ask: Callable[[EvictionPolicy], Awaitable[_Told]]
+    ) -> _Told:
+        """Have somebody read the policy of one pool, which goes on serving meanwhile."""
+        pool = self.tiers[level].pools[group]
+        policy, piece, waiting = pool.hold(), _FEWEST, 0
+        try:
+            return await ask(policy)
+        finally:
+            while left := pool.tell(piece):
+                if left >= waiting > 0:  # as much comes as is told
+                    piece *= 2
+                waiting = left
+                await asyncio.sleep(0)
 
     def _pause(self, level: int) -> None:
         """A medium refused a write: nothing new goes there for a while; what it has is served."""
@@ -180,7 +193,7 @@ class Namespace:
             states = {state.word: count for state, count in pool.counts.items()}
             nbytes = self.layout.block_nbytes(group)
             facts: dict[str, Any] = {
-                "policy": type(pool.policy.policy).__name__,
+                "policy": type(pool.policy).__name__,
                 "capacity": pool.capacity,
             }
             groups.append({**facts, "block_nbytes": nbytes, **states})

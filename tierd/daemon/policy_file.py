@@ -12,7 +12,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any
 import crc32c
 
 from policies.base import EvictionPolicy
-from policies.hinted import Hinted
 from tierd.block import HASH_NBYTES
 from tierd.daemon import plugins
 from tierd.daemon.rules import Choice
@@ -42,9 +40,16 @@ class Remembered:
     state: Mapping[str, Any]
 
 
-def remember(tier: str, group: int, choice: Choice, policy: EvictionPolicy) -> Remembered:
-    """What the policy of a pool knows; nobody else may use it meanwhile."""
-    return Remembered(tier, group, _identity(choice), choice.options, policy.state())
+def remember(tier: str, group: int, choice: Choice, policy: EvictionPolicy) -> list[Remembered]:
+    """What the policy of a pool knows, or nothing if it cannot say; it may not change meanwhile."""
+    known: list[Remembered] = []
+
+    def ask() -> None:
+        state = policy.state()
+        known.append(Remembered(tier, group, _identity(choice), choice.options, state))
+
+    _done(f"{tier}, group {group}: is not kept", ask)
+    return known
 
 
 def revive(known: Iterable[Remembered], tier: str, group: int, choice: Choice) -> EvictionPolicy:
@@ -52,10 +57,10 @@ def revive(known: Iterable[Remembered], tier: str, group: int, choice: Choice) -
     for of in known:
         same = (tier, group, _identity(choice), json.dumps(choice.options, default=str))
         if same == (of.tier, of.group, of.policy, json.dumps(of.options)):
-            policy = Hinted(choice.make())
+            policy = choice.make()
             if _done(f"{tier}, group {group}: begins anew", partial(policy.restore, of.state)):
                 return policy
-    return Hinted(choice.make())
+    return choice.make()
 
 
 def _done(otherwise: str, call: Callable[[], object]) -> bool:
@@ -88,11 +93,15 @@ class PolicyFile:
             self.remove()
             return
         draft = self._path.with_name(self._path.name + _DRAFT)
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
+        try:
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self._path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
     def read(self) -> list[Remembered]:
         """What the file says; nothing if there is none, or none that is whole."""
@@ -105,15 +114,14 @@ class PolicyFile:
             return []
 
     def remove(self) -> None:
-        with suppress(FileNotFoundError):
-            self._path.unlink()
+        self._path.unlink(missing_ok=True)
 
 
 def tidy(folder: Path, names: Iterable[str]) -> None:
     """Remove every file of `folder` that is not of one of `names`, such as a half written one."""
     known = set(names)
     for path in folder.glob("*"):
-        if path.name not in known:
+        if path.is_file() and path.name not in known:
             path.unlink()
 
 

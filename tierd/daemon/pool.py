@@ -21,6 +21,7 @@ from policies.base import Access, EvictionPolicy, Hints, Key
 from policies.hinted import Hinted
 from tierd.block import Block, BlockHash, BlockId, State
 from tierd.daemon.handover import Handover
+from tierd.daemon.held import Held
 from tierd.errors import OutOfBlocks
 
 Adopted = tuple[BlockId, BlockHash, BlockHash | None, Sequence[BlockHash]]  # place, and its names
@@ -34,7 +35,7 @@ class BlockPool:
 
     def __init__(self, policy: EvictionPolicy, span: int = 0) -> None:
         self.span = span
-        self._policy = policy if isinstance(policy, Hinted) else Hinted(policy)
+        self._policy = Hinted(policy)
         self._handover: Handover | None = None  # then it is the policy inside
         self._blocks: dict[BlockId, Block] = {}
         self._free: dict[BlockId, Block] = {}  # the next to be taken last
@@ -61,9 +62,9 @@ class BlockPool:
         return {state: self._counts[state] for state in State}
 
     @property
-    def policy(self) -> Hinted:
-        """What orders the findable blocks, to be read."""
-        return self._policy
+    def policy(self) -> EvictionPolicy:
+        """What orders the findable blocks, but for hints; to be read."""
+        return self._policy.policy
 
     def exchange(self, policy: EvictionPolicy) -> None:
         """Begin to exchange the policy for one that knows nothing yet; `hand_over` then, until it
@@ -79,6 +80,23 @@ class BlockPool:
         if not more:
             self._policy.policy, self._handover = self._handover.new, None
         return more
+
+    def hold(self) -> EvictionPolicy:
+        """The policy, to be read elsewhere: it does not change until `tell`. Meanwhile the pool may
+        be used as ever."""
+        held = self._policy.policy
+        self._policy.policy = Held(held)
+        return held
+
+    def tell(self, n: int) -> int:
+        """Tell the held policy of `n` things that happened meanwhile; returns how many are left. If
+        none is, it is held no longer."""
+        held = self._policy.policy
+        assert isinstance(held, Held), "nobody holds the policy"
+        left = held.tell(n)
+        if not left:
+            self._policy.policy = held.policy
+        return left
 
     def get(self, key: BlockHash) -> Block | None:
         """The loading or committed block of that name."""

@@ -160,7 +160,7 @@ class Session(Connection):
             namespace.upkeep.left_out(hashes, most, num_tokens)
         namespace.upkeep.asked(hashes)
         self._changed(namespace)
-        self.tenant.lengths.add(num_tokens)
+        self.tenant.asked(namespace, num_tokens)
         self.leases[number] = lease
 
         self._answer_lease(frame, number, lease)

@@ -44,6 +44,8 @@ class Tenant:
         self.lengths = Lengths()  # of the requests of all engines
         self._chosen_by = {"policy": config.blocks.policy, "options": dict(config.blocks.options)}
         self._attaching = asyncio.Lock()
+        self._exchanging = asyncio.Lock()  # policies, or reading them
+        self._remembering: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Pin host memory where there is a GPU, and open the tenant's folder of the SSD."""
@@ -103,7 +105,8 @@ class Tenant:
             before, after = (self._choices(of, tier.name, namespace) for of in (old, new))
             for group, (was, now) in enumerate(zip(before, after, strict=True)):
                 if now != was:
-                    await namespace.exchange(level, group, now.make())
+                    async with self._exchanging:
+                        await namespace.exchange(level, group, now.make())
                     where = f"{namespace.name}: {tier.name}, group {group}"
                     log.info("%s: %s, by %s", where, now.policy, now.why)
 
@@ -136,6 +139,15 @@ class Tenant:
                 self.namespaces[name] = namespace
             namespace.num_sessions += 1
             return namespace
+
+    def asked(self, namespace: Namespace, num_tokens: int) -> None:
+        """A request came for so many tokens. Now and then what the policies know is kept, so that
+        not all of it is lost if the daemon is killed."""
+        self.lengths.add(num_tokens)
+        every = self._config.ssd.remember if self._config.ssd else 0
+        busy = self._remembering is not None and not self._remembering.done()
+        if every and not namespace.cache.chain.counts.requests % every and not busy:
+            self._remembering = asyncio.create_task(self._remember_meanwhile(namespace))
 
     async def _with_blocks(self, wanted: KVLayout) -> KVLayout:
         """The layout with the layer groups that the configured policy chooses, if it has none."""
@@ -179,18 +191,27 @@ class Tenant:
         log.info("%s: retired", namespace.name)
 
     async def _close(self, namespace: Namespace) -> None:
-        """Close a namespace and keep what its policies know."""
-        await namespace.close()
-        if self._disk:
-            pools = [
-                (tier.name, group, choice, pool.policy)
-                for tier in namespace.tiers
-                for group, (pool, choice) in enumerate(
-                    zip(tier.pools, self._choices(self._config, tier.name, namespace), strict=True)
-                )
-                if not isinstance(pool.policy.policy, Handover)  # half of it is known to each
-            ]
-            await self._disk.remember(namespace.layout.root(self.name), pools)
+        """Close a namespace, and keep what its policies know."""
+        async with self._exchanging:
+            await namespace.close()
+            await self._remember(namespace)
+
+    async def _remember_meanwhile(self, namespace: Namespace) -> None:
+        async with self._exchanging:
+            if namespace in self.namespaces.values():
+                await self._remember(namespace)
+
+    async def _remember(self, namespace: Namespace) -> None:
+        if self._disk is None:
+            return
+        known: list[Remembered] = []
+        for level, tier in enumerate(namespace.tiers):
+            for group, choice in enumerate(self._choices(self._config, tier.name, namespace)):
+                # Half of what is handed over is known to each of two: the daemon ends meanwhile.
+                if not isinstance(tier.pools[group].policy, Handover):
+                    ask = partial(self._disk.ask, tier.name, group, choice)
+                    known += await namespace.read(level, group, ask)
+        await self._disk.remember(namespace.layout.root(self.name), known)
 
     async def _create(self, name: str, layout: KVLayout) -> Namespace:
         owner = layout.root(self.name)
@@ -244,14 +265,21 @@ class Tenant:
         """Write what only memory holds to the SSD until `deadline`. Returns the blocks left out."""
         if self._disk is None:
             return 0
-        await self._disk.rest()
+        await self._rest()
         return sum([await namespace.save(deadline) for namespace in self.namespaces.values()])
+
+    async def _rest(self) -> None:
+        """Nothing goes on at the SSD but what is asked for."""
+        if self._remembering:
+            self._remembering.cancel()
+            await asyncio.wait([self._remembering])
+        if self._disk:
+            await self._disk.rest()
 
     async def close(self) -> None:
         """Close every namespace and give the memory and the folder back."""
         await self._memories.rest()
-        if self._disk:
-            await self._disk.rest()
+        await self._rest()
         for namespace in self.namespaces.values():
             await self._close(namespace)
         self.namespaces.clear()
