@@ -10,10 +10,9 @@ after its last use, `policies.reuse` learns from every use, whether its keys wer
 wrong refusal is found out. How long the tier could hold a key is seen from what it gives up.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from itertools import groupby, repeat
-from operator import itemgetter
+from itertools import repeat
 
 from policies.admission import checked_memory
 from policies.base import Access, AdmissionPolicy, Key
@@ -142,9 +141,9 @@ class Promising(AdmissionPolicy):
 
     def _put(self, keys: Sequence[Key], part: _Part) -> None:
         part.count += len(keys)
-        self._parts.update(zip(keys, repeat(part), strict=False))
-        for key in keys:
-            self._parts.move_to_end(key)
+        self._parts.update(zip(keys, repeat(part)))
+        # From the end, so that the memory gives that up first. Paths are long: no loop is quicker.
+        deque(map(self._parts.move_to_end, reversed(keys)), maxlen=0)
 
     def _supersede(self, run: _Run) -> None:
         """A request turned off before what is left of a run."""
@@ -160,6 +159,10 @@ def _alike(
     path: Sequence[Key], before: Sequence[_Part | None]
 ) -> Iterator[tuple[_Part | None, Sequence[Key]]]:
     """The keys of a path from its end, those together that were of one part."""
-    pairs = zip(reversed(before), reversed(path), strict=True)
-    for part, group in groupby(pairs, itemgetter(0)):
-        yield part, [key for _, key in group]
+    stop = len(path)
+    while stop:
+        part, start = before[stop - 1], stop - 1
+        while start and before[start - 1] is part:
+            start -= 1
+        yield part, path[start:stop]
+        stop = start

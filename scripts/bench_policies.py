@@ -15,6 +15,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import bench_chain
+from bench_report import BenchReport
+
 from tierd.daemon.config import Config
 from tierd.daemon.lab import Lab, Row
 from tierd.daemon.trace import Trace
@@ -36,11 +39,14 @@ def main() -> int:
     add("traces", nargs="?", type=Path, default=os.environ.get("TIERD_TRACES"), metavar="TRACES")
     add("--only", metavar="WORD", default="", help="traces whose name has this word")
     add("--classics", metavar="P,..", default=",".join(CLASSICS), help="the policies beside it")
+    add("--tiers", action="store_true", help="three tiers instead: admission and placement")
     add("--slow", action="store_true", help="the long trace, too")
     add("--json", metavar="FILE", help="write one line a cell; - for stdout")
     arguments = parser.parse_args()
     if arguments.traces is None:
         parser.error("name the folder of the traces, or set TIERD_TRACES")
+    if arguments.tiers:
+        return tiers(arguments.traces, arguments.only, arguments.json)
     classics = [name for name in arguments.classics.split(",") if name]
     cells = {**CELLS, **(SLOW if arguments.slow else {})}
     found = []
@@ -59,6 +65,17 @@ def main() -> int:
         text = "".join(json.dumps(facts) + "\n" for facts in found)
         sys.stdout.write(text) if arguments.json == "-" else Path(arguments.json).write_text(text)
     return 0 if all(f["learned"] > f["lru"] - 0.002 for f in found) else 1
+
+
+def tiers(folder: Path, only: str, json_file: str | None) -> int:
+    """Measure `bench_chain`'s cells; 0 if every bar is met."""
+    report = BenchReport()
+    with redirect_stdout(sys.stderr if json_file == "-" else sys.stdout):
+        bench_chain.measure(report, Path(folder), only)
+        print(f"\n{report.table()}")
+    if json_file:
+        report.write(json_file)
+    return 0 if report.ok else 1
 
 
 def measure(path: Path, sizes: Sequence[int], classics: Sequence[str]) -> Iterator[dict[str, Any]]:

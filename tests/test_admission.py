@@ -93,16 +93,32 @@ class TestPromising(AdmissionPolicyTests):
         assert asked(policy, [("c", 100, 2)], now + 20) == [True]
 
     def test_a_branch_that_a_later_request_turned_off_from_is_refused(self) -> None:
-        policy = Promising()
+        policy, now = Promising(), 0.0
         for number in range(400):  # each asks, then asks again otherwise, and goes on from there
+            now = 60.0 * number
             base = [("c", number, at) for at in range(4)]
-            policy.used([*base, ("draft", number)], Access(60.0 * number))
-            policy.used([*base, ("final", number, 0)], Access(60.0 * number + 20))
-            policy.used(
-                [*base, ("final", number, 0), ("final", number, 1)], Access(60.0 * number + 40)
-            )
-        now = 400 * 60.0
-        assert asked(policy, [("draft", 399)], now) == [False]
+            drafts, finals = ([(way, number, at) for at in range(4)] for way in ("draft", "final"))
+            policy.used([*base, *drafts], Access(now))
+            policy.used([*base, *finals], Access(now + 20))
+            if number < 399:
+                policy.used([*base, *finals, ("end", number)], Access(now + 40))
+        # Both had been left alone for as long, when the one went on.
+        assert asked(policy, [("draft", 399, 1)], now + 21) == [False]
+        assert asked(policy, [("final", 399, 1)], now + 39) == [True]
+
+    def test_how_long_a_sequence_had_rested_tells_whether_it_goes_on(self) -> None:
+        policy, now = Promising(least=0.2), 0.0
+        for number in range(400):
+            now = 600.0 * number
+            quick, slow = ([(kind, number, at) for at in range(12)] for kind in ("quick", "slow"))
+            policy.used(quick[:4], Access(now))
+            policy.used(slow[:4], Access(now + 1))
+            policy.used(quick[:8], Access(now + 5))
+            policy.used(slow[:8], Access(now + 201))  # and that is all there ever is
+            if number < 399:
+                policy.used(quick, Access(now + 250))
+        assert asked(policy, [("quick", 399, 5)], now + 230) == [True]
+        assert asked(policy, [("slow", 399, 5)], now + 231) == [False]
 
     def test_a_refusal_that_was_wrong_is_found_out(self) -> None:
         policy = Promising()

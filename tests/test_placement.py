@@ -5,7 +5,8 @@ from itertools import count
 
 import pytest
 
-from policies.base import PlacementPolicy
+from policies.admission import SecondHit
+from policies.base import Key, PlacementPolicy
 from policies.placement import Exclusive, Inclusive, WriteThrough
 from policies.tier_testing import PlacementPolicyTests
 from tests.rig import DEVICE, HOST, NOW, SSD, Rig
@@ -125,6 +126,38 @@ def test_a_copy_that_is_being_read_stays() -> None:
     assert rig.transfer.routes[0] == ("a", HOST, DEVICE)
     rig.transfer.run()
     assert lease.ready
+
+
+def test_a_copy_stays_until_the_one_above_has_come_all_the_way() -> None:
+    rig = Rig(4, 4, 2, placement=Exclusive())
+    for name in ("a", "x"):
+        rig.place(SSD, name)
+    rig.acquire("a")
+    rig.transfer.end(rig.transfer.copies[0])  # in host memory, and on its way from there
+    (block,) = rig.place(HOST, "n")
+    rig.cache.chain.evict(HOST, 0, [block], NOW)
+    assert rig.found(SSD) == {"a", "n"}  # `x` was the coldest
+    rig.transfer.run()
+    assert rig.found(DEVICE) == {"a"}
+
+
+def test_giving_up_a_duplicate_says_nothing_of_how_long_a_tier_can_hold() -> None:
+    admission = SecondHit()
+    lost: list[Key] = []
+    admission.gave_up = lambda keys, access: lost.extend(keys)  # type: ignore[method-assign]
+    rig = Rig(4, 2, placement=Exclusive(), admission=admission)
+    for name in ("x", "a"):
+        rig.place(HOST, name)
+    lease = rig.acquire("a")
+    rig.transfer.run()
+    rig.release(lease)
+    for name in "nm":
+        admission.used(name.encode().split(), NOW)
+        admission.used(name.encode().split(), NOW)
+        demote(rig, name)
+        rig.transfer.run()
+    assert rig.found(HOST) == {"n", "m"}
+    assert lost == [b"x"]
 
 
 def test_a_copy_whose_twin_above_never_came_is_no_duplicate() -> None:

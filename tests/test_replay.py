@@ -15,6 +15,8 @@ from policies.learned import Learned
 from policies.lru import LRU
 from tierd.block import BlockHash
 from tierd.daemon.cli import main
+from tierd.daemon.config import Config
+from tierd.daemon.lab import Lab
 from tierd.daemon.optimum import Optimum
 from tierd.daemon.replay import Replay, Result, TierPlan
 from tierd.daemon.trace import Trace, TraceError
@@ -281,3 +283,34 @@ def test_a_mistake_is_one_line_and_status_2(
     path = write(tmp_path / "mine.jsonl", [[0]])
     assert main(["replay", str(path), *options]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_replay_writes_to_ssd_what_the_admission_of_the_configuration_lets_through(
+    tmp_path: Path, trace: Trace
+) -> None:
+    def run(ssd: dict[str, object], **more: str) -> Result:
+        config = Config.of({"ssd": {"path": str(tmp_path), **ssd}})
+        (row,) = Lab(config, ["lru"], ["40/60/10000"], **more).run([trace])
+        return row.result
+
+    everything = run({"admission": "all"})
+    assert run({}) != everything
+    twice = run({"admission": "second-hit"})
+    assert 0 < twice.moved[1, 2] < everything.moved[1, 2]
+    assert sum(twice.hits) < sum(everything.hits)
+    assert run({"admission": "all"}, admission="second-hit").moved == twice.moved
+    options = {"admission": "second-hit", "admission_options": {"memory": 1}}
+    assert run(options).moved.get((1, 2), 0) < twice.moved[1, 2]
+
+
+def test_a_replay_keeps_copies_where_the_placement_of_the_configuration_says(trace: Trace) -> None:
+    def run(config: Config, **more: str) -> Result:
+        (row,) = Lab(config, ["lru"], ["60/60"], **more).run([trace])
+        return row.result
+
+    inclusive = run(Config.default())
+    exclusive = run(Config.of({"placement": {"policy": "exclusive"}}))
+    assert sum(exclusive.hits) > sum(inclusive.hits)  # two tiers of one size are one of twice that
+    assert run(Config.default(), placement="exclusive").moved == exclusive.moved
+    through = run(Config.of({"placement": {"policy": "write-through"}}))
+    assert through.moved[0, 1] >= inclusive.moved[0, 1]

@@ -75,7 +75,7 @@ class Ahead:
             readable = block.state in (State.COMMITTED, State.LOADING)
             if block.key == key and readable and below.get(key) is None:
                 blocks.append(block)
-        worthy = self._chain.worthy(level + 1, group, blocks, access)
+        worthy = self._chain.victims.worthy(level + 1, group, blocks, access)
         self._chain.copy_down(level, group, worthy, level + 1, access, pin=True)
         self.committed(level + 1, group, [below.get(b.key) for b in worthy if b.key])
 
@@ -93,7 +93,7 @@ class Ahead:
                 dirty.append(block)
             else:
                 at_hand += 1
-        worthy = self._chain.worthy(level + 1, group, dirty, access)
+        worthy = self._chain.victims.worthy(level + 1, group, dirty, access)
         at_hand += len(dirty) - len(worthy)
         self._enough[level, group] = pool.num_taken + below.num_taken + at_hand - low
         if at_hand < low:

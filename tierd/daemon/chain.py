@@ -2,7 +2,8 @@
 
 Victims go down before their places are given away, so a demotion loses nothing while the tier
 below has room; what lies there already moves no bytes. Copies are *planned* here, in program order,
-and taken by the cache (`take`), which has them carried out. It knows pools and levels, no leases.
+and taken by the cache (`take`), which has them carried out. A placement policy says where copies
+are kept. It knows pools and levels, no leases.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,9 @@ from tierd.block import Block, BlockHash, State
 from tierd.daemon.copy import Copy
 from tierd.daemon.duplicates import Duplicates
 from tierd.daemon.tier import Counts, Tier
+from tierd.daemon.victims import Victims
 from tierd.errors import OutOfBlocks
 from tierd.layout import KVLayout
-
-_LOOK_AHEAD = 32  # blocks that may be passed over because they are still to be copied
 
 
 class TierChain:
@@ -30,6 +30,7 @@ class TierChain:
         self.placement = placement or Inclusive()
         self.counts = Counts(blocks_hit=[0] * len(tiers))
         self._duplicates = Duplicates(self.tiers, self.placement)
+        self.victims = Victims(self.tiers, self._duplicates)
         self._planned: list[Copy] = []
 
     def place_by(self, placement: PlacementPolicy) -> None:
@@ -51,61 +52,14 @@ class TierChain:
             for pool in tier.pools:
                 pool.tick(access)
         try:
-            victims = [self._choose(level, group, n, access) for group, n in enumerate(need)]
+            for group, n in enumerate(need):
+                self._grow(level, group, n)
+            victims = [self.victims.choose(level, g, n, access) for g, n in enumerate(need)]
         except OutOfBlocks:
             raise self._shortage(level, need) from None
         for group, chosen in enumerate(victims):
             self.evict(level, group, chosen, access)
         return [self.tiers[level].pools[g].allocate(n) for g, n in enumerate(need)]
-
-    def _choose(self, level: int, group: int, n: int, access: Access) -> list[Block]:
-        """The blocks to evict so that `n` places are free. Changes nothing but the capacity."""
-        pool = self.tiers[level].pools[group]
-        self._grow(level, group, n)
-        wanted = max(0, n - pool.num_free)
-        if not wanted or level + 1 == len(self.tiers):
-            return self._victims(level, group, wanted)
-        # The first to give up, but rather one that need not be copied down than a colder one whose
-        # copy the new owner of its place would have to wait for.
-        clean, dirty = self._duplicates.first(level, group, wanted), list[Block]()
-        chosen = set(clean)
-        for block in pool.evictable():
-            if len(clean) >= wanted or len(clean) + len(dirty) == wanted + _LOOK_AHEAD:
-                break
-            if block in chosen:
-                continue
-            lower = self._below(level, group, block)
-            is_clean = (
-                not self.worthy(level + 1, group, [block], access)
-                if lower is None
-                else lower.state is State.COMMITTED
-            )
-            (clean if is_clean else dirty).append(block)
-        if len(clean) + len(dirty) < wanted:
-            raise OutOfBlocks(f"need {wanted} blocks to evict")
-        return clean + dirty[: wanted - len(clean)]
-
-    def _victims(self, level: int, group: int, n: int) -> list[Block]:
-        """The `n` blocks to give up first. Raises OutOfBlocks if too few; changes nothing."""
-        pool = self.tiers[level].pools[group]
-        if not (first := self._duplicates.first(level, group, n)):
-            return pool.victims(n)
-        chosen = set(first)
-        others = (block for block in pool.evictable() if block not in chosen)
-        found = [*first, *islice(others, n - len(first))]
-        if len(found) < n:
-            raise OutOfBlocks(f"need {n} blocks to evict, {len(found)} are not in use")
-        return found
-
-    def worthy(
-        self, level: int, group: int, blocks: Sequence[Block], access: Access
-    ) -> Sequence[Block]:
-        """Those of named blocks that are worth writing to `level`."""
-        admissions = self.tiers[level].admissions
-        if not admissions or not blocks:
-            return blocks
-        answers = admissions[group].worth([block.key for block in blocks], access)
-        return [block for block, worth in zip(blocks, answers, strict=True) if worth]
 
     def hit(
         self,
@@ -136,14 +90,6 @@ class TierChain:
             if tier.admissions and path:
                 tier.admissions[group].used(path, access)
 
-    def _below(self, level: int, group: int, block: Block) -> Block | None:
-        """The copy of a block in the hottest tier below `level` that has one, or is to have it."""
-        if block.key is not None:
-            for tier in self.tiers[level + 1 :]:
-                if (lower := tier.pools[group].get(block.key)) is not None:
-                    return lower
-        return None
-
     def _shortage(self, level: int, need: Sequence[int]) -> OutOfBlocks:
         """What to say of the group that is shortest."""
         pools = self.tiers[level].pools
@@ -170,8 +116,8 @@ class TierChain:
         self._duplicates.leaving(level, group, victims)
         only = [b for b in victims if not self._duplicates.holds(level, group, b)]
         if level + 1 < len(self.tiers):
-            lacking = [b for b in only if b.key and self._below(level, group, b) is None]
-            worthy = self.worthy(level + 1, group, lacking, access)
+            lacking = [b for b in only if b.key and self.victims.below(level, group, b) is None]
+            worthy = self.victims.worthy(level + 1, group, lacking, access)
             saved = self.copy_down(level, group, worthy, level + 1, access, pin=False)
             self.counts.refused += len(lacking) - len(worthy)
             self.counts.dropped += len(lacking) - saved
@@ -199,7 +145,7 @@ class TierChain:
         self._grow(to, group, len(blocks))
         spare = islice(below.evictable(), max(0, len(blocks) - below.num_free))
         fits = min(len(blocks), below.num_free + sum(1 for _ in spare))
-        victims = self._victims(to, group, max(0, fits - below.num_free))
+        victims = self.victims.first(to, group, max(0, fits - below.num_free))
         self.evict(to, group, victims, access)
         for block, place in zip(blocks[len(blocks) - fits :], below.allocate(fits), strict=True):
             if pin:
