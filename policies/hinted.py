@@ -117,24 +117,32 @@ class Hinted(EvictionPolicy):
 
     def _sort(
         self, path: Sequence[Key], own: Collection[Key], access: Access, *, used: bool
-    ) -> list[Key]:
+    ) -> Sequence[Key]:
         """Put each key of a path where it belongs now; returns those that the policy orders."""
-        ordered = []
-        for at in range(len(path) - 1, -1, -1):  # the tail first, so that it goes first
+        hints, lane_of = access.hints, self._lane_of
+        concerned: Sequence[int] = range(len(path))
+        # Of a mere use: paths are long, lanes are not.
+        if not hints.priority and not self._ends(hints):
+            concerned = [at for at, key in enumerate(path) if key in lane_of]
+        in_lanes = set[Key]()
+        for at in reversed(concerned):  # the tail first, so that it goes first
             key = path[at]
-            before = self._lane_of.get(key, 0)
-            lane = self._lane(before, key in own, access.hints, used=used)
-            if lane != before or (lane and used):
-                if not self._leave(key):
-                    self.policy.remove(key)
-                if lane:
-                    self._enter(key, lane)
-                else:
-                    self.policy.insert(key, path[at - 1] if at else None, access)
-            if not lane:
-                ordered.append(key)
+            before = lane_of.get(key, 0)
+            lane = self._lane(before, key in own, hints, used=used)
+            if lane:
+                in_lanes.add(key)
+            if lane == before:
+                if lane and used:
+                    self._lanes[lane].move_to_end(key)
+                continue
+            if not self._leave(key):
+                self.policy.remove(key)
+            if lane:
+                self._enter(key, lane)
+            else:
+                self.policy.insert(key, path[at - 1] if at else None, access)
         self._lower(access)
-        return ordered[::-1]
+        return [key for key in path if key not in in_lanes] if in_lanes else path
 
     def _lane(self, before: int, own: bool, hints: Hints, *, used: bool) -> int:
         """Where a key belongs after a use, or a word, of a path that it is on; 0: to the policy."""

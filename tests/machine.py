@@ -19,7 +19,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from policies.base import Access, AdmissionPolicy, Key
+from policies.base import NO_HINTS, Access, AdmissionPolicy, Hints, Key
 from policies.lru import LRU
 from policies.placement import Exclusive, Inclusive, WriteThrough
 from tests.stepped import NBYTES, SteppedMemory, SteppedStore, World
@@ -56,6 +56,10 @@ TRUNKS = [[0] * 8 + [trunk] * 28 for trunk in range(4)]
 MOST_ENGINES = 6
 POISON = 0xDD
 PLACEMENTS = (Inclusive(), Exclusive(ratio=100), WriteThrough(depth=2))
+SAID = (
+    *(NO_HINTS, Hints("a"), NO_HINTS, Hints("b"), Hints("a", closed=True), Hints("b", priority=-1)),
+    *(Hints("a", priority=2), Hints(dont_need=True), Hints("b", will_need=True)),
+)
 SPAN = 4  # places of a part
 
 
@@ -156,8 +160,9 @@ class Engines(RuleBasedStateMachine):
         self.tiers[level].paused = True
 
     def now(self) -> Access:
+        """Every time something else is said."""
         self.time += 1
-        return Access(self.time)
+        return Access(self.time, SAID[int(self.time) % len(SAID)])
 
     def settle(self) -> None:
         async def turns() -> None:
@@ -478,6 +483,12 @@ class Engines(RuleBasedStateMachine):
             lambda: self.cache.prefetch(chain.hashes, len(tokens), 1 + limit % 4, self.now())
         )
 
+    @rule(trunk=NUMBERS, length=NUMBERS)
+    def advise(self, trunk: int, length: int) -> None:
+        chain = PrefixChain(self.layout.root("tenant"), LAYOUT.hash_step)
+        chain.append(TRUNKS[trunk % len(TRUNKS)][: length % 37])
+        self.cache.advise(chain.hashes, self.now())
+
     @rule(where=NUMBERS, size=NUMBERS)
     def compact(self, where: int, size: int) -> None:
         level, group = where % 3, where // 3 % 2
@@ -555,6 +566,13 @@ class Engines(RuleBasedStateMachine):
                     assert pool.live(range(part * SPAN, (part + 1) * SPAN)) == used[part]
 
     @invariant()
+    def a_policy_orders_what_can_be_found(self) -> None:
+        for tier in self.tiers:
+            for pool in tier.pools:
+                ordered = Counter(pool._policy.victims())
+                assert ordered == Counter(block.key for block in pool if block.key)
+
+    @invariant()
     def sequences_hold_what_they_have_written(self) -> None:  # I2, I3, I5
         for engine in self.engines:
             if engine.away:
@@ -575,6 +593,7 @@ class Engines(RuleBasedStateMachine):
         """All of it."""
         self.committed_blocks_hold_what_their_name_says()
         self.states_sum_to_the_capacity()
+        self.a_policy_orders_what_can_be_found()
         self.sequences_hold_what_they_have_written()
 
     def teardown(self) -> None:

@@ -16,6 +16,7 @@ from tests.content import BLOCK, LAYOUT, prompt, serve
 from tests.daemon import PATIENCE_S, Daemon
 from tests.healthy import nothing_lost
 from tierd.daemon.cli import main
+from tierd.hints import Hints
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -31,7 +32,8 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_status_tells_a_person_what_there_is(daemon: Daemon) -> None:
     with daemon.client() as client, client.attach(LAYOUT) as pool:
-        with serve(pool, prompt(1, 4 * BLOCK)):
+        with serve(pool, prompt(1, 4 * BLOCK)) as lease:
+            lease.advise(Hints("chat", priority=2))
             ran = command("status", "--socket", daemon.socket)
         assert (ran.returncode, ran.stderr) == (0, "")
         for text in (
@@ -45,6 +47,7 @@ def test_status_tells_a_person_what_there_is(daemon: Daemon) -> None:
             "faults: 0 blocks from memory (minor), 0 from SSD (major)",
             "leases, group 0: 0 of 64 slots past their tokens (0.0%), 0 B",
             "device, group 0: 2.0 MiB in extents, 1.8 MiB of them free, 0 B at their edges",
+            "hints: 1 session, 1 priority; 0 sessions known, 0 expected back",
             "ssd, group 0: 0 B in 0 slabs, 0 B live; full 0 to 25%, 0 to 50%, 0 to 75%, 0 to 100%",
         ):
             assert text in ran.stdout

@@ -1,8 +1,10 @@
 """What engines say, obeyed for a policy that knows nothing of it: lanes before and behind."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from policies.base import NO_HINTS, Access, EvictionPolicy, Hints
+from policies.base import NO_HINTS, Access, EvictionPolicy, Hints, Key
 from policies.hinted import Hinted
 from policies.lru import LRU
 from policies.s3fifo import S3FIFO
@@ -34,11 +36,10 @@ class Judge(LRU):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self.heard: list[tuple[str, Hints]] = []
+        self.heard: list[tuple[list[Key], Hints]] = []
 
-    def advise(self, path: object, access: Access) -> None:
-        assert isinstance(path, list)
-        self.heard.append(("".join(map(str, path)), access.hints))
+    def advise(self, path: Sequence[Key], access: Access) -> None:
+        self.heard.append((list(path), access.hints))
 
 
 class TestHintedJudge(PolicyTests):
@@ -222,7 +223,7 @@ def test_a_policy_that_judges_ends_hears_of_them_and_keeps_its_order() -> None:
     for path, hints in (("x", NO_HINTS), ("ab", A), ("p", Hints(priority=1))):
         ask(policy, path, hints)
     advise(policy, "ab", CLOSED_A)
-    assert judge.heard == [("ab", CLOSED_A)]
+    assert judge.heard == [(["a", "b"], CLOSED_A)]
     assert order(policy) == "xbap"
 
 
@@ -232,5 +233,7 @@ def test_nothing_is_kept_of_keys_that_left(leave: str) -> None:
     advise(policy, "ab", CLOSED_A)
     for key in order(policy):
         getattr(policy, leave)(key)
-    state = policy.state()
-    assert (state["lanes"], state["owners"]) == ([], [])
+    for key in "abcde":
+        policy.insert(key, None, Access(9.0))
+    assert {policy.said(key) for key in "abcde"} == {NO_HINTS}
+    assert order(policy) == list("abcde")

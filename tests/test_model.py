@@ -28,6 +28,7 @@ MIX = {  # how often a seeded run does what
     Engines.the_medium_recovers: 2,
     Engines.reclaim: 2,
     Engines.prefetch: 2,
+    Engines.advise: 2,
     Engines.save: 1,
     Engines.compact: 3,
     Engines.a_vacancy_ends: 4,

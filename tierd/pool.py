@@ -231,17 +231,12 @@ class Pool:
     ) -> None:
         """Give leases back in one go; what they committed stays in the cache. `hints`: what is
         known at their end, of all or of each."""
-        each = list(hints) if isinstance(hints, Sequence) else [hints] * len(leases)
-        if len(each) != len(leases):
-            raise ValueError(f"hints: {len(each)} for {len(leases)} leases")
         for lease in leases:
             if lease.released:
                 raise LeaseError(f"lease {lease.number} is released")
+        advice = _last_words(leases, hints)
         if not leases:
             return
-        said_before = [lease.hints if _returns(lease.hints) else None for lease in leases]
-        last = [now or before for now, before in zip(each, said_before, strict=True)]
-        advice = [_advice(lease, said) for lease, said in zip(leases, last, strict=True) if said]
         release = protocol.dump_leases([lease.number for lease in leases])
         if advice:
             said = [advice[at : at + MOST_ADVICE] for at in range(0, len(advice), MOST_ADVICE)]
@@ -273,9 +268,22 @@ class Pool:
         self.close()
 
 
-def _returns(hints: Hints | None) -> bool:
-    """Whether they count from the end of a request, and are to be said again then."""
-    return hints is not None and hints.returns_in is not None
+def _last_words(
+    leases: Sequence[Lease], hints: Hints | Sequence[Hints | None] | None
+) -> list[Advice]:
+    """What is to be said before leases go: a return that was announced counts from then."""
+    if hints is None and not any(lease.hints for lease in leases):
+        return []
+    each = list(hints) if isinstance(hints, Sequence) else [hints] * len(leases)
+    if len(each) != len(leases):
+        raise ValueError(f"hints: {len(each)} for {len(leases)} leases")
+    words = []
+    for lease, said in zip(leases, each, strict=True):
+        if said is None and lease.hints is not None and lease.hints.returns_in is not None:
+            said = lease.hints
+        if said is not None:
+            words.append(_advice(lease, said))
+    return words
 
 
 def _advice(of: Lease | Sequence[BlockHash] | None, hints: Hints) -> Advice:

@@ -270,6 +270,7 @@ def _namespace(namespace: dict[str, Any]) -> list[str]:
                 + ("  paused" if tier["paused"] else "")
             )
     lines += _fragmentation(namespace)
+    lines += _hints(namespace["hints"])
     names = [tier["name"] for tier in namespace["tiers"]]
     for route, speed in sorted(namespace["speeds"].items()):
         start, stop = (names[int(level)] for level in route.split(">"))
@@ -278,6 +279,16 @@ def _namespace(namespace: dict[str, Any]) -> list[str]:
             f"{1 / speed['seconds_per_gib']:.2f} GiB/s, over {speed['bursts']} bursts"
         )
     return lines
+
+
+def _hints(heard: dict[str, int]) -> list[str]:
+    """How often each hint came, of those that did."""
+    counts = dict(heard)
+    known, expected = counts.pop("sessions"), counts.pop("expected")
+    if not any(counts.values()):
+        return []
+    said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    return [f"    hints: {said}; {known} sessions known, {expected} expected back"]
 
 
 def _fragmentation(namespace: dict[str, Any]) -> list[str]:

@@ -62,8 +62,6 @@ class Conversations:
 
     def asked(self, hints: Hints, hashes: Sequence[BlockHash]) -> None:
         """A request came with `hints`: who asks is open, and need not be expected any more."""
-        if hints is NO_HINTS:
-            return
         self._count(hints)
         if hints.session is not None:
             self._know(hints.session, hashes)

@@ -144,7 +144,7 @@ class Session(Connection):
     def _acquire(self, frame: Frame) -> None:
         namespace = self._attached()
         number, num_tokens, room, prefill, hashes, said = protocol.parse_acquire(frame.body)
-        hints = heard(parse_hints(said), self._loop.time())
+        hints = heard(parse_hints(said), self._loop.time()) if said else NO_HINTS
         if number in self.leases:
             raise LeaseError(f"lease {number} is in use")
         if not 1 <= num_tokens <= room:
@@ -155,7 +155,8 @@ class Session(Connection):
         most = namespace.shorter_hit(hashes, num_tokens, prefill, self.level)
         access = self._now(hints)
         lease = namespace.cache.acquire(hashes, num_tokens, room, access, notify, most, self.level)
-        namespace.conversations.asked(hints, hashes)
+        if said:
+            namespace.conversations.asked(hints, hashes)
         if most is not None:
             namespace.upkeep.left_out(hashes, most, num_tokens)
         namespace.upkeep.asked(hashes)
@@ -237,7 +238,8 @@ class Session(Connection):
         if len(leases) != len(numbers):
             raise LeaseError("a lease is named twice in one message")
         for number, lease in leases.items():
-            hints = namespace.conversations.ended(lease.hints, lease.hashes)
+            if (hints := lease.hints) is not NO_HINTS:
+                hints = namespace.conversations.ended(hints, lease.hashes)
             namespace.cache.release(lease, self._now(hints))
             namespace.upkeep.used(lease.hashes)
             self._forget(number)
