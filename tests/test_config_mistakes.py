@@ -19,8 +19,8 @@ EXTENT = 'must be from "2MiB" to'
             "sockt = 1",
             "sockt: is not a key; known: socket, grace, quarantine_grace, max_frame, dev",
         ),
-        ("sockt = 1", "ssd, blocks, prefetch, tenants, models; did you mean socket?"),
-        ("zzz = 1", "blocks, prefetch, tenants, models\n"),
+        ("sockt = 1", "ssd, blocks, prefetch, trace, tenants, models; did you mean socket?"),
+        ("zzz = 1", "blocks, prefetch, trace, tenants, models\n"),
         ("[prefetch]\nwithin = 1", "prefetch.within: is not a key; known: policy, options\n"),
         (
             "[device]\nsise = 1",

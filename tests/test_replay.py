@@ -78,7 +78,7 @@ def test_runs_and_ids_are_the_same_trace(tmp_path: Path) -> None:
 
 def test_a_coarser_block_has_the_id_of_its_last(tmp_path: Path) -> None:
     trace = Trace.read(write(tmp_path / "t.jsonl", [[0, 1, 2, 3, 4], [0, 1, 7]]), coarse=2)
-    assert [request.runs for request in trace.requests] == [((1, 1), (3, 1)), ((1, 1),)]
+    assert [request.runs for request in trace.requests] == [[(1, 1), (3, 1)], [(1, 1)]]
     assert trace.block_size == 128
 
 

@@ -96,7 +96,10 @@ class TieredCache:
             self._unpin(found, parts)
             self.chain.counts.out_of_blocks += 1
             raise
-        lease = Lease(list(hashes), [], [], hit, committed=hit, room=room, notify=notify)
+        lease = Lease(
+            list(hashes), [], [], hit, committed=hit, room=room, notify=notify,
+            access=access, asked=num_tokens,
+        )  # fmt: skip
         for group, (blocks, places) in enumerate(zip(found, rooms, strict=True)):
             self._fill(lease, group, blocks, places, access)
             if (part := parts[group]) is not None:
@@ -208,6 +211,7 @@ class TieredCache:
             borrowed=set(borrowed),
             tails=dict(source.tails),
             notify=notify,
+            asked=num_tokens,
         )
 
     def truncate(self, cuts: Sequence[tuple[Lease, int]]) -> list[int]:

@@ -11,6 +11,7 @@ lease is plain state: only the cache changes it. It knows no session and no sock
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from policies.base import Access
 from tierd.block import Block, BlockHash, State
 
 
@@ -53,6 +54,8 @@ class Lease:
     borrowed: set[Block] = field(default_factory=set)  # private ones that it may not write
     tails: dict[int, BlockHash] = field(default_factory=dict)  # by group: the name of a used part
     away: Sequence[Sequence[Away | None]] | None = None  # by group, while it is suspended
+    access: Access | None = None  # of the request that it was made for; None for a fork
+    asked: int = 0  # tokens of that request's prompt, or of what was forked
     parked: list[tuple[int, Block]] = field(default_factory=list)  # `(group, block)`, see below
     notify: Callable[["Lease"], None] | None = field(default=None, repr=False)
 

@@ -21,9 +21,13 @@ class Optimum:
         following_of: list[Counter[int]] = []
         for at in range(len(trace.requests) - 1, -1, -1):
             counts: Counter[int] = Counter()
+            rest = trace.requests[at].num_asked
             for first, count in trace.requests[at].runs:
                 counts.update(following[first : first + count])
-                following[first : first + count] = [at] * count
+                asked = min(rest, count)
+                # What is generated is made there anyhow: nothing need be kept for it.
+                following[first : first + count] = [at] * asked + [-1] * (count - asked)
+                rest -= asked
             del counts[-1]
             following_of.append(counts)
         # By request: how many of its blocks are used next by which later one.

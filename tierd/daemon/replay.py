@@ -17,7 +17,7 @@ from tierd.daemon.cache import Step, TieredCache
 from tierd.daemon.copy import Copy, Outcome, Place, Settle
 from tierd.daemon.pool import BlockPool
 from tierd.daemon.tier import Tier
-from tierd.daemon.trace import Trace
+from tierd.daemon.trace import Trace, TraceRequest
 from tierd.errors import TierdError
 from tierd.layout import KVLayout, LayerGroup
 
@@ -94,7 +94,7 @@ class Replay:
         self._times = _rising(request.time for request in trace.requests)
         if any(issubclass(tier.policy, Belady) for tier in tiers):
             for time, request in zip(self._times, trace.requests, strict=True):
-                for name in trace.path(request):
+                for name in trace.path(request)[: request.num_asked]:
                     self._future.setdefault(name, []).append(time)
         self.cache = TieredCache(_LAYOUT, [self._tier(tier) for tier in tiers], self._transfer)
         self._seconds = 0.0
@@ -111,17 +111,18 @@ class Replay:
         """Replay it; yields after every request. To be called once."""
         begin = perf_counter()
         for at, (time, request) in enumerate(zip(self._times, self._trace.requests, strict=True)):
-            self._serve(self._trace.path(request)[: self._top], Access(time, request.hints))
+            path = self._trace.path(request)[: self._top]
+            self._serve(path, request, Access(time, request.hints))
             self._seconds += perf_counter() - begin
             yield at + 1
             begin = perf_counter()
 
-    def _serve(self, path: list[Any], access: Access) -> None:
+    def _serve(self, path: list[Any], request: TraceRequest, access: Access) -> None:
         """One request: it finds its hit, computes the rest, and is over."""
         cache, length = self.cache, len(path)
-        lease = cache.acquire(path, length + 1, length, access)
-        if lease.hit < length:
-            cache.advance([Step(lease, length)], access)
+        lease = cache.acquire(path, min(request.num_asked, length) + 1, length, access)
+        if lease.hit < (kept := min(request.num_kept, length)):
+            cache.advance([Step(lease, kept)], access)
         cache.release(lease, access)
         if cache.chain.lags():  # once: a policy may give up below at once what comes down
             cache.reclaim(_BATCH)

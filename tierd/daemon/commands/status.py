@@ -33,6 +33,10 @@ def _report(status: dict[str, Any]) -> list[str]:
         f"{loop['max_cpu_ms']:.1f} ms of CPU",
         f"memory: {_size(process['memory_limit_nbytes'])} allowed, {_most(memlock)} may be locked",
     ]
+    if trace := status["trace"]:
+        state = f"stopped: {trace['stopped']}" if trace["stopped"] else f"to {trace['path']}"
+        counts = f"{trace['recorded']} requests, {trace['dropped']} dropped"
+        lines.append(f"recording {state}, {counts}")
     for tenant in status["tenants"]:
         lines += ["", f"tenant {tenant['name']}"]
         for name, facts in tenant["memory"].items():
