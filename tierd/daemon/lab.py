@@ -83,7 +83,7 @@ class Lab:
     config: Config
     policies: Sequence[str] = ()
     sizes: Sequence[str] = ()
-    token_nbytes: int = TOKEN_NBYTES
+    token_nbytes: int | None = None  # instead of the trace's own
     progress: TextIO | None = field(default=None, compare=False)
 
     def run(self, traces: Sequence[Trace]) -> Iterator[Row]:
@@ -97,13 +97,17 @@ class Lab:
                     named = policy or "/".join(plan.policy.__name__.lower() for plan in plans)
                     result = self._replay(Replay(trace, plans), f"{trace.name} {named} {size}")
                     best = optimum.hit_rate(sum(capacities))
-                    nbytes = trace.block_size * self.token_nbytes
+                    nbytes = trace.block_size * self.token_nbytes_of(trace)
                     yield Row(trace.name, named, capacities, result, best, nbytes)
+
+    def token_nbytes_of(self, trace: Trace) -> int:
+        """Bytes of K and V a token."""
+        return self.token_nbytes or trace.token_nbytes or TOKEN_NBYTES
 
     def _plans(self, trace: Trace, size: str, policy: str) -> list[TierPlan]:
         """The tiers of one replay."""
         tiers = [self.config.device, self.config.host, self.config.ssd]
-        block = trace.block_size * self.token_nbytes
+        block = trace.block_size * self.token_nbytes_of(trace)
         if size:
             texts = size.split("/")
             if len(texts) > len(TIERS):

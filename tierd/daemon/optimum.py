@@ -36,10 +36,14 @@ class Optimum:
 
     def hit_rate(self, capacity: int) -> float:
         """Of blocks, in a cache of `capacity` of them, over the whole trace from empty."""
-        kept, total, hits = [0] * len(self._next), 0, 0
+        return sum(self.hits(capacity)) / self._num_accesses
+
+    def hits(self, capacity: int) -> list[int]:
+        """Blocks of each request that are there, in a cache of `capacity` of them."""
+        kept, total, hits = [0] * len(self._next), 0, list[int]()
         latest: list[int] = []  # a heap of requests that something is kept for, negative
         for at, following in enumerate(self._next):
-            hits += kept[at]
+            hits.append(kept[at])
             total -= kept[at]
             kept[at] = 0
             for later, count in following.items():
@@ -54,4 +58,4 @@ class Optimum:
                 total -= dropped
                 if not kept[last]:
                     heapq.heappop(latest)
-        return hits / self._num_accesses
+        return hits
