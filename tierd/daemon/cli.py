@@ -1,4 +1,5 @@
-"""The command line: `tierd serve`, `status`, `config`, `inspect`, `verify`, `replay`.
+"""The command line: `tierd serve`, `status`, `config`, `inspect`, `verify`, `replay`,
+`advise`.
 
 It finds the command and reports errors: the user's are one line and exit status 2, a daemon that is
 not there is 1. What a command is told, and does, is in `commands`.
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tierd.daemon.commands import config, inspect, replay, serve, status
+from tierd.daemon.commands import advise, config, inspect, replay, serve, status
 from tierd.errors import DaemonLost, TierdError
 
 
@@ -30,6 +31,7 @@ COMMANDS: Mapping[str, Command] = {
         "read and check every block of such a folder", inspect.add_verify, inspect.verify
     ),
     "replay": Command("what a cache would have made of a trace", replay.add, replay.run),
+    "advise": Command("what would have served a trace best", advise.add, advise.run),
 }
 
 

@@ -5,7 +5,6 @@ slash between, `40GiB/200GiB/1TiB`. Bytes become blocks by how many a token has.
 but its progress, where it is told to.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
@@ -14,6 +13,7 @@ from policies.belady import Belady
 from tierd.daemon import plugins
 from tierd.daemon.config import Config
 from tierd.daemon.optimum import Optimum
+from tierd.daemon.progress import shown
 from tierd.daemon.replay import Replay, Result, TierPlan
 from tierd.daemon.trace import Trace
 from tierd.daemon.values import Size
@@ -21,8 +21,6 @@ from tierd.errors import ConfigError
 
 TIERS = ("device", "host", "ssd")
 TOKEN_NBYTES = 128 * 1024  # of Llama 3 8B in 16 bits
-_WIDTH = 30  # of the bar
-_EVERY = 0.1  # seconds between two looks of it
 _GIB = 2**30
 
 
@@ -128,15 +126,8 @@ class Lab:
         return plans
 
     def _replay(self, replay: Replay, title: str) -> Result:
-        total, looked = replay.result.num_requests, 0.0
-        for done in replay.run():
-            if self.progress and (now := time.monotonic()) - looked > _EVERY:
-                looked = now
-                bar = "#" * (_WIDTH * done // total)
-                self.progress.write(f"\r[{bar:<{_WIDTH}}] {done / total:4.0%} {title}")
-                self.progress.flush()
-        if self.progress:
-            self.progress.write("\r\033[K")
+        for _ in shown(replay.run(), replay.result.num_requests, title, self.progress):
+            pass
         return replay.result
 
 

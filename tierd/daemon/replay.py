@@ -1,8 +1,8 @@
 """A replay: a trace goes through the production cache, in its own time, without a byte.
 
 Pools, chain, cache and policies are those that serve engines; only the transfer moves nothing, and
-one request is over before the next begins. A block of the trace is a block of one token here, whose
-bytes are counted and not held. A request longer than the top tier keeps its beginning.
+one request is over before the next begins. A block of the trace is one token here, whose bytes are
+counted and not held. A request longer than the top tier keeps its beginning.
 """
 
 from collections import Counter
@@ -21,7 +21,6 @@ from tierd.daemon.trace import Trace, TraceRequest
 from tierd.errors import TierdError
 from tierd.layout import KVLayout, LayerGroup
 
-_LAYOUT = KVLayout("replay", 1, 1, 1, "float32", (LayerGroup((0,), 1),))
 _BATCH = 64  # blocks that are made clean ahead after a request, at most
 _TICK = 1e-6  # seconds between two requests of one time
 
@@ -83,12 +82,14 @@ class Result:
 class Replay:
     """One trace, one chain of tiers. `run` yields how many requests are over."""
 
-    def __init__(self, trace: Trace, tiers: Sequence[TierPlan]) -> None:
-        """Raises TierdError if a tier has no place."""
+    def __init__(self, trace: Trace, tiers: Sequence[TierPlan], granules: int = 1) -> None:
+        """So many `granules`, blocks of the trace, make a block of the cache, which is hit in parts
+        too; what is counted is still blocks of the cache. Raises TierdError if a tier has no
+        place."""
         for tier in tiers:
             if tier.capacity < 1:
                 raise TierdError(f"tier {tier.name!r} does not hold one block")
-        self._trace, self._top = trace, tiers[0].capacity
+        self._trace, self._top = trace, tiers[0].capacity * granules
         self._transfer = NullTransfer()
         self._future: dict[Key, list[float]] = {}
         self._times = _rising(request.time for request in trace.requests)
@@ -96,7 +97,8 @@ class Replay:
             for time, request in zip(self._times, trace.requests, strict=True):
                 for name in trace.path(request)[: request.num_asked]:
                     self._future.setdefault(name, []).append(time)
-        self.cache = TieredCache(_LAYOUT, [self._tier(tier) for tier in tiers], self._transfer)
+        layout = _layout(granules)
+        self.cache = TieredCache(layout, [self._tier(tier) for tier in tiers], self._transfer)
         self._seconds = 0.0
 
     def _tier(self, plan: TierPlan) -> Tier:
@@ -137,6 +139,11 @@ class Replay:
             dict(self._transfer.moved),
             self._seconds,
         )
+
+
+def _layout(granules: int) -> KVLayout:
+    group = LayerGroup((0,), granules)
+    return KVLayout("replay", 1, 1, 1, "float32", (group,), granule=1)
 
 
 def _rising(times: Iterable[float]) -> list[float]:
