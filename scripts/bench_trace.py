@@ -7,6 +7,8 @@ what the one call takes that a session makes. A request is an acquire of a devic
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
 from signal import SIGTERM
 from typing import Any, NamedTuple
 
@@ -42,6 +44,7 @@ def measure(report: BenchReport, quick: bool) -> None:
         )
         for length in LENGTHS:
             _requests(report, plain, recording, length, quick)
+        _new_requests(report, plain, recording, quick)
         recorded, dropped = (recording.status()["trace"][key] for key in ("recorded", "dropped"))
         nbytes = sum(file.stat().st_size for file in (recording.folder / "trace").iterdir())
         print(f"  {recorded} requests recorded in {nbytes} bytes, {dropped} dropped")
@@ -53,30 +56,56 @@ def _requests(
 ) -> None:
     report.heading(f"Requests of {length} tokens, CPU of the event loop")
     number, rounds = (200, 5) if quick else (400, 41)
+    tokens = prompt(1, length + 1)
+
+    def ask(pool: Pool) -> None:
+        for _ in range(number):
+            pool.acquire(tokens).release()
+
     with ExitStack() as stack:
-
-        def cpu(on: Stage) -> Callable[[], float]:
-            pool = stack.enter_context(stack.enter_context(connect(on.socket)).attach(LAYOUT))
-            tokens = prompt(1, length + 1)
+        pools = [_pool(stack, on) for on in (recording, plain)]
+        for pool in pools:
             fill(pool, [tokens])
-
-            def once() -> float:
-                begin = _loop_cpu(on)
-                _ask(pool, tokens, number)
-                return (_loop_cpu(on) - begin) / number * 1e6
-
-            return once
-
-        found = Rounds({"recording": cpu(recording), "plain": cpu(plain)}, rounds)
-    ratio = found.ratio("recording", "plain")
-    ours, against = found.median("recording"), found.median("plain")
-    figure = Figure(f"a request of {length} tokens", ours, against, "µs", "not recorded", ratio)
+        figure = _compared(
+            f"a known request of {length} tokens", (recording, plain), pools, ask, number, rounds
+        )
     report.ratio_at_most(figure, BAR) if length == max(LENGTHS) else report.note(figure)
 
 
-def _ask(pool: Pool, tokens: list[int], number: int) -> None:
-    for _ in range(number):
-        pool.acquire(tokens).release()
+def _new_requests(report: BenchReport, plain: Stage, recording: Stage, quick: bool) -> None:
+    report.heading("Requests that nobody has made before, CPU of the event loop")
+    length, number, rounds = max(LENGTHS), 20, 5 if quick else 21
+    seeds = count(1000)
+
+    def ask(pool: Pool) -> None:
+        fill(pool, [prompt(next(seeds), length + 1) for _ in range(number)])
+
+    with ExitStack() as stack:
+        pools = [_pool(stack, on) for on in (recording, plain)]
+        what = f"a new request of {length} tokens"
+        report.note(_compared(what, (recording, plain), pools, ask, number, rounds))
+
+
+def _compared(
+    what: str, on: tuple[Stage, Stage], pools: list[Pool], ask: Callable[[Pool], None],
+    number: int, rounds: int,
+) -> Figure:  # fmt: skip
+    """What so many requests take of two event loops, in turn; microseconds each."""
+
+    def cpu(at: int) -> float:
+        begin = _loop_cpu(on[at])
+        ask(pools[at])
+        return (_loop_cpu(on[at]) - begin) / number * 1e6
+
+    found = Rounds({"recording": partial(cpu, 0), "plain": partial(cpu, 1)}, rounds)
+    ratio = found.ratio("recording", "plain")
+    return Figure(
+        what, found.median("recording"), found.median("plain"), "µs", "not recorded", ratio
+    )
+
+
+def _pool(stack: ExitStack, on: Stage) -> Pool:
+    return stack.enter_context(stack.enter_context(connect(on.socket)).attach(LAYOUT))
 
 
 def _loop_cpu(on: Stage) -> float:

@@ -32,10 +32,12 @@ from tierd.errors import ConfigError
 log = logging.getLogger("tierd.recorder")
 
 _PARTS = 8  # files that a folder's size is divided into
-_MOST_NAMES = 1 << 17  # granules that are remembered: some 25 MB
+# Granules that are remembered: some 12 MB. A larger table would keep the event loop from the
+# interpreter for more than a millisecond when it grows.
+_MOST_NAMES = 1 << 16
 _MOST_WAITING = 1 << 18  # granules of requests that wait to be written
 # A hand-over wakes the thread only if it has slept that long.
-_GATHER_S = 0.05
+_GATHER_S = 0.25
 _FLUSH_S = 1.0
 _LEVEL = 1  # of zlib: most of a recording are hashes, which nothing makes shorter
 

@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from tierd.daemon.namespace import Namespace
 
 NAME_NBYTES = 8
-_TURN_S, _PAUSE_S = (
-    5e-4,
-    1e-4,
-)  # how long it keeps the event loop from the interpreter, and gives way
+_TURN_S, _PAUSE_S = 5e-4, 1e-4  # how long it holds the interpreter, and gives way
+_PIECE = 1024  # granules that are learned at once
 _FLAGS = ("closed", "will_need", "dont_need")
 
 
@@ -63,6 +61,7 @@ class Encoder:
         self._namespaces: dict[tuple[str, Namespace], int] = {}
         self._ids: dict[BlockHash, int] = {}
         self._next = 0
+        self._turn = 0.0  # when it last gave way
         self.num_requests = 0
 
     @property
@@ -84,16 +83,14 @@ class Encoder:
 
     def encode(self, batch: Iterable[Served]) -> bytes:
         """The lines of a batch, in order. For a thread: it gives way to others in between."""
-        lines, begin = [], perf_counter()
+        lines, self._turn = [], perf_counter()
         for served in batch:
             if (key := (served.tenant, served.namespace)) not in self._namespaces:
                 self._namespaces[key] = len(self._namespaces)
                 lines.append(_line(self._describe(*key)))
             lines.append(self._request(served))
             self.num_requests += 1
-            if perf_counter() - begin > _TURN_S:
-                sleep(_PAUSE_S)  # 0 would not do: who gives the interpreter away may get it back
-                begin = perf_counter()
+            self._give_way()
         return b"".join(lines)
 
     def _describe(self, tenant: str, namespace: "Namespace") -> dict[str, Any]:
@@ -128,11 +125,22 @@ class Encoder:
             after = after if further is None else further
         text = "" if after is None else f',"after":{after}'
         if new:
-            self._ids.update(zip(new, range(self._next, self._next + len(new)), strict=True))
-            self._next += len(new)
+            for start in range(0, len(new), _PIECE):
+                self._learn(new[start : start + _PIECE])
+                self._give_way()
             names = np.frombuffer(b"".join(new), np.uint8).reshape(-1, HASH_NBYTES)
             text += f',"names":"{b64encode(names[:, :NAME_NBYTES].tobytes()).decode("ascii")}"'
         return text
+
+    def _learn(self, new: Sequence[BlockHash]) -> None:
+        self._ids.update(zip(new, range(self._next, self._next + len(new)), strict=True))
+        self._next += len(new)
+
+    def _give_way(self) -> None:
+        """Let the event loop have the interpreter, if it was kept from it for long."""
+        if perf_counter() - self._turn > _TURN_S:
+            sleep(_PAUSE_S)  # 0 would not do: who gives it away may be the one to get it back
+            self._turn = perf_counter()
 
     def _hints(self, hints: Hints, began: float) -> dict[str, Any]:
         found = dict[str, Any]()
