@@ -7,6 +7,7 @@ import random
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -269,6 +270,8 @@ def test_files_are_changed_for_new_ones_and_the_oldest_go(folder: Path, namespac
     recorder = Recorder.open(TraceConfig(path=folder, size=size), 0.0)
     for start in range(0, length * number, length):
         record(recorder, asked(namespace, [rng_id(start + at) for at in range(length)]))
+        while recorder.status()["waiting"]:
+            time.sleep(0.001)
     recorder.close()
     assert recorder.status()["recorded"] == number
     assert total(folder) <= size

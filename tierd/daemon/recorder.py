@@ -26,7 +26,7 @@ from tierd.daemon.config import TraceConfig
 from tierd.daemon.json_lines import SUFFIX
 from tierd.daemon.lease import Lease
 from tierd.daemon.namespace import Namespace
-from tierd.daemon.recording import Encoder, Served, new_salt
+from tierd.daemon.recording import NAME_NBYTES, Encoder, Served, new_salt
 from tierd.errors import ConfigError
 
 log = logging.getLogger("tierd.recorder")
@@ -52,7 +52,9 @@ class Recorder:
         self._offset, self._salt = offset, new_salt()
         self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._handed = self._taken = 0  # granules; each is counted by one thread only
-        self._ending = Event()
+        # So much can come between two files, and neither is to be much larger than its part.
+        self._most = min(_MOST_WAITING, self._part // NAME_NBYTES // 2)
+        self._hurry = Event()
         self._encoder = self._new_encoder()
         self._unflushed = 0  # requests
         self._recorded = self._dropped = 0
@@ -83,7 +85,7 @@ class Recorder:
         encoder, access = self._encoder, lease.access
         after, new = encoder.split(lease.hashes)
         handed = self._handed + len(new) + 1
-        if handed - self._taken > _MOST_WAITING or self._stopped:
+        if handed - self._taken > self._most or self._stopped:
             self._dropped += 1
             return
         self._handed = handed
@@ -93,11 +95,13 @@ class Recorder:
             access is None, after, new,
         )  # fmt: skip
         self._queue.put((encoder, served))
+        if handed - self._taken > self._most // 2:
+            self._hurry.set()
 
     def close(self) -> None:
         """Write what waits, and end the file; one without a request is not kept. This blocks."""
-        self._ending.set()
         self._queue.put(None)
+        self._hurry.set()
         self._thread.join()
 
     def status(self) -> dict[str, Any]:
@@ -105,6 +109,7 @@ class Recorder:
         return {
             "path": str(self._folder),
             "recorded": self._recorded,
+            "waiting": self._handed - self._taken,
             "dropped": self._dropped,
             "stopped": self._stopped,
         }
@@ -138,8 +143,9 @@ class Recorder:
         waiting = list[_Waiting | None]()
         with suppress(Empty):
             waiting.append(self._queue.get(timeout=None if patience is None else max(0, patience)))
-            self._ending.wait(_GATHER_S)
-            room = self._part // 64  # granules: a file is not to be much larger than its part
+            self._hurry.wait(_GATHER_S)
+            self._hurry.clear()
+            room = self._most // 4
             while (last := waiting[-1]) is not None and room > 0:
                 room -= len(last[1].new)
                 waiting.append(self._queue.get_nowait())
