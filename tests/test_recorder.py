@@ -23,6 +23,7 @@ from policies.lru import LRU
 from tests.content import BLOCK, LAYOUT, ask, prompt, serve
 from tests.daemon import PATIENCE_S, Daemon
 from tierd.block import BlockHash
+from tierd.daemon.cli import main
 from tierd.daemon.config import TraceConfig
 from tierd.daemon.lease import Lease
 from tierd.daemon.optimum import Optimum
@@ -99,7 +100,9 @@ def test_files_of_several_lives_are_one_trace(tmp_path: Path, folder: Path) -> N
     assert paths[2][:3] == paths[1][:3] == paths[0]
 
 
-def test_a_daemon_that_is_killed_leaves_what_it_had_written(tmp_path: Path, folder: Path) -> None:
+def test_a_daemon_that_is_killed_leaves_what_it_had_written(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with (
         Daemon(tmp_path, more=recording(folder)) as daemon,
         daemon.client() as client,
@@ -107,6 +110,8 @@ def test_a_daemon_that_is_killed_leaves_what_it_had_written(tmp_path: Path, fold
     ):
         ask(pool, prompt(1, 4 * BLOCK))
         daemon.until(lambda status: status["trace"]["recorded"])
+        assert main(["status", "--socket", str(daemon.socket)]) == 0
+        assert f"recording to {folder}, 1 requests, 0 dropped" in capsys.readouterr().out
         daemon.kill9()
     assert [len(trace_path) for trace_path in paths_of(folder)] == [4]
     (file,) = folder.iterdir()

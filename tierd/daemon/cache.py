@@ -96,10 +96,8 @@ class TieredCache:
             self._unpin(found, parts)
             self.chain.counts.out_of_blocks += 1
             raise
-        lease = Lease(
-            list(hashes), [], [], hit, committed=hit, room=room, notify=notify,
-            access=access, asked=num_tokens,
-        )  # fmt: skip
+        lease = Lease(list(hashes), [], [], hit, committed=hit, room=room, notify=notify)
+        lease.access, lease.asked = access, num_tokens
         for group, (blocks, places) in enumerate(zip(found, rooms, strict=True)):
             self._fill(lease, group, blocks, places, access)
             if (part := parts[group]) is not None:
