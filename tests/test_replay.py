@@ -257,6 +257,16 @@ def test_what_is_generated_is_hit_by_others_and_asked_of_nobody(
     assert found.hit_rate <= Optimum(trace).hit_rate(capacity)
 
 
+def test_the_optimum_hits_only_what_is_asked_for(tmp_path: Path) -> None:
+    trace = Trace.read(write(tmp_path / "t.jsonl", [[0, 1], [0, 1], [0, 1, 2]]))
+    requests = [
+        replace(r, num_asked=asked) for r, asked in zip(trace.requests, (1, 1, 2), strict=True)
+    ]
+    optimum = Optimum(replace(trace, requests=requests))
+    assert optimum.hits(3) == [0, 1, 2]
+    assert optimum.hits(1) == [0, 1, 1]
+
+
 def test_what_was_not_kept_is_not_hit(trace: Trace) -> None:
     requests = [replace(request, num_kept=0) for request in trace.requests]
     assert sum(replayed(replace(trace, requests=requests), 1000).hits) == 0
