@@ -17,6 +17,7 @@ from tierd.daemon.config import (
     PrefetchConfig,
     SsdConfig,
     TenantConfig,
+    TraceConfig,
     describe,
 )
 from tierd.errors import ConfigError
@@ -60,6 +61,10 @@ default = 16
 policy = "policies.prefetch:Next"
 options = { depth = 8 }
 
+[trace]
+path = "/var/lib/tierd/trace"
+size = "1GiB"
+
 [tenants.alice]
 uids = [1000, 1001]
 share = 0.75
@@ -84,6 +89,7 @@ FULL_CONFIG = Config(
         granule=8,
     ),
     prefetch=PrefetchConfig(policy="policies.prefetch:Next", options={"depth": 8}),
+    trace=TraceConfig(path=Path("/var/lib/tierd/trace"), size=GIB),
     tenants={
         "alice": TenantConfig(uids=(1000, 1001), share=0.75),
         "bob": TenantConfig(uids=(1002,), share=0.25),
@@ -206,6 +212,7 @@ def test_the_example_file_is_good_and_says_something_of_every_key() -> None:
         config.prefetch,
         *config.tenants.values(),
         ModelConfig(),
+        TraceConfig(path=Path("/trace")),
     ):
         for key in fields(section):
             assert f"{key.name} = " in text or f"[{key.name}" in text or f".{key.name}]" in text

@@ -37,6 +37,8 @@ EXTENT = 'must be from "2MiB" to'
         ("[tenants.a]\nuids = [1]\nshares = 1", "tenants.a.shares: is not a key; known: uids, sh"),
         ("[models.a]\nweight = 0", "models.a.weight = 0: must be a number above 0"),
         ('[models."a b"]\nfloor = -1', 'models."a b".floor = -1: must be'),
+        ("[trace]\nsize = 5", "trace.path: is missing, and has no default"),
+        ('trace.path = "trace"', 'trace.path = "trace": must be an absolute path'),
         ("device = 5", "device = 5: must be a table"),
         ("ssd = true", "ssd = true: must be a table"),
         # Sizes
