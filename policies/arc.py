@@ -36,6 +36,10 @@ class ARC(EvictionPolicy):
             del self._frequent_ghosts[key]
             self._frequent[key] = None
         else:
+            if len(self._recent) + len(self._recent_ghosts) >= self.capacity:
+                self._forget(self._recent_ghosts)
+            elif self._total() >= 2 * self.capacity:
+                self._forget(self._frequent_ghosts)
             self._recent[key] = False
 
     def touch(self, path: Sequence[Key], access: Access) -> None:
@@ -59,15 +63,22 @@ class ARC(EvictionPolicy):
         ghosts = self._recent_ghosts if key in self._recent else self._frequent_ghosts
         self.remove(key)
         ghosts[key] = None
-        while len(self._recent) + len(self._recent_ghosts) > self.capacity and self._recent_ghosts:
-            self._recent_ghosts.popitem(last=False)
-        while len(self._recent_ghosts) + len(self._frequent_ghosts) > self.capacity:
-            (self._frequent_ghosts or self._recent_ghosts).popitem(last=False)
+        while self._total() > 2 * self.capacity and (self._frequent_ghosts or self._recent_ghosts):
+            self._forget(self._frequent_ghosts or self._recent_ghosts)
+
+    def _total(self) -> int:
+        resident = len(self._recent) + len(self._frequent)
+        return resident + len(self._recent_ghosts) + len(self._frequent_ghosts)
+
+    @staticmethod
+    def _forget(ghosts: OrderedDict[Key, None]) -> None:
+        if ghosts:
+            ghosts.popitem(last=False)
 
     def victims(self) -> Iterator[Key]:
         surplus = len(self._recent)
         recent, frequent = iter(self._recent), iter(self._frequent)
-        while surplus and surplus >= max(1.0, self._target):
+        while surplus and surplus > self._target:
             yield next(recent)
             surplus -= 1
         yield from frequent

@@ -29,6 +29,7 @@ class S3FIFO(EvictionPolicy):
         if type(again) is not int or not 1 <= again <= _MOST:
             raise ValueError(f"again = {again!r} is not an integer from 1 to {_MOST}")
         self._part, self._again = small, again
+        self._filling = True  # nothing has been given up: what is too much for small goes to main
         # By key: uses after that which brought it (-1 until then), none above 3.
         self._small: OrderedDict[Key, int] = OrderedDict()
         self._main: OrderedDict[Key, int] = OrderedDict()
@@ -38,6 +39,8 @@ class S3FIFO(EvictionPolicy):
         queue = self._small
         if key in self._ghosts:
             del self._ghosts[key]
+            queue = self._main
+        elif self._filling and len(self._small) >= self._room():
             queue = self._main
         queue[key] = -1
 
@@ -53,6 +56,7 @@ class S3FIFO(EvictionPolicy):
             del self._main[key]
 
     def evict(self, key: Key) -> None:
+        self._filling = False
         if key not in self._small:
             while (first := next(iter(self._main))) != key:
                 self._main[first] = max(self._main.pop(first) - 1, 0)
@@ -66,13 +70,13 @@ class S3FIFO(EvictionPolicy):
                 self._small[first] = uses
         del self._small[key]
         self._ghosts[key] = None
-        while len(self._ghosts) > (1 - self._part) * self.capacity:
+        while len(self._ghosts) > int((1 - self._part) * self.capacity):
             self._ghosts.popitem(last=False)
 
     def victims(self) -> Iterator[Key]:
         small, seen = len(self._small), 0
         for key, uses in self._small.items():
-            if self._main and small <= self._part * self.capacity:
+            if self._main and small < self._room():
                 break
             seen += 1
             small -= 1
@@ -83,6 +87,10 @@ class S3FIFO(EvictionPolicy):
         for uses in range(1, _MOST + 1):
             yield from self._unused(uses)
         yield from islice(self._small, seen, None)
+
+    def _room(self) -> int:
+        """Keys that the small queue is meant to have."""
+        return int(self._part * self.capacity)
 
     def _unused(self, uses: int) -> Iterator[Key]:
         """What the hand finds in the main queue the time that `uses` have been taken off."""
@@ -96,9 +104,11 @@ class S3FIFO(EvictionPolicy):
             "small": [[key, uses] for key, uses in self._small.items()],
             "main": [[key, uses] for key, uses in self._main.items()],
             "ghosts": list(self._ghosts),
+            "filling": self._filling,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._small.update(state["small"])
         self._main.update(state["main"])
         self._ghosts.update(dict.fromkeys(state["ghosts"]))
+        self._filling = state["filling"]

@@ -37,6 +37,7 @@ class Sieve(EvictionPolicy):
     def remove(self, key: Key) -> None:
         if key in self._ahead:
             del self._ahead[key]
+            self._begin_again()
         else:
             del self._passed[key]
 
@@ -50,6 +51,7 @@ class Sieve(EvictionPolicy):
         while (first := next(iter(self._ahead))) != key:
             self._passed[first] = min(self._ahead.pop(first), _UNUSED)
         del self._ahead[key]
+        self._begin_again()
 
     def victims(self) -> Iterator[Key]:
         for used in (False, True):
@@ -68,6 +70,11 @@ class Sieve(EvictionPolicy):
     def restore(self, state: Mapping[str, Any]) -> None:
         self._passed.update(state["passed"])
         self._ahead.update(state["ahead"])
+
+    def _begin_again(self) -> None:
+        """A hand that went past the newest is back at the oldest before another one comes."""
+        if not self._ahead:
+            self._ahead, self._passed = self._passed, OrderedDict()
 
     def _pass_all(self) -> None:
         for key, bit in self._ahead.items():

@@ -21,6 +21,7 @@ from tierd.daemon.config import (
     SsdConfig,
     TenantConfig,
     TierName,
+    TraceConfig,
     describe,
 )
 from tierd.errors import ConfigError
@@ -69,6 +70,9 @@ options = { depth = 8 }
 [placement]
 policy = "exclusive"
 options = { ratio = 3 }
+[trace]
+path = "/var/lib/tierd/trace"
+size = "1GiB"
 
 [tenants.alice]
 uids = [1000, 1001]
@@ -112,6 +116,7 @@ FULL_CONFIG = Config(
     ),
     prefetch=PrefetchConfig(policy="policies.prefetch:Next", options={"depth": 8}),
     placement=PlacementConfig(policy="exclusive", options={"ratio": 3}),
+    trace=TraceConfig(path=Path("/var/lib/tierd/trace"), size=GIB),
     tenants={
         "alice": TenantConfig(uids=(1000, 1001), share=0.75),
         "bob": TenantConfig(uids=(1002,), share=0.25),
@@ -292,6 +297,7 @@ def test_the_example_file_is_good_and_says_something_of_every_key() -> None:
         *config.tenants.values(),
         ModelConfig(),
         Rule(policy="lru"),
+        TraceConfig(path=Path("/trace")),
     ):
         for key in fields(section):
             assert f"{key.name} = " in text or f"[{key.name}" in text or f".{key.name}]" in text

@@ -21,9 +21,9 @@ EXTENT = 'must be from "2MiB" to'
         ),
         (
             "sockt = 1",
-            "ssd, blocks, prefetch, placement, tenants, models, rules; did you mean socket?",
+            "ssd, blocks, prefetch, placement, trace, tenants, models, rules; did you mean socket?",
         ),
-        ("zzz = 1", "blocks, prefetch, placement, tenants, models, rules\n"),
+        ("zzz = 1", "blocks, prefetch, placement, trace, tenants, models, rules\n"),
         ("[prefetch]\nwithin = 1", "prefetch.within: is not a key; known: policy, options\n"),
         (
             "[device]\nsise = 1",
@@ -40,6 +40,8 @@ EXTENT = 'must be from "2MiB" to'
         ("[tenants.a]\nuids = [1]\nshares = 1", "tenants.a.shares: is not a key; known: uids, sh"),
         ("[models.a]\nweight = 0", "models.a.weight = 0: must be a number above 0"),
         ('[models."a b"]\nfloor = -1', 'models."a b".floor = -1: must be'),
+        ("[trace]\nsize = 5", "trace.path: is missing, and has no default"),
+        ('trace.path = "trace"', 'trace.path = "trace": must be an absolute path'),
         ("device = 5", "device = 5: must be a table"),
         ("ssd = true", "ssd = true: must be a table"),
         # Sizes

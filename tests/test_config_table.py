@@ -6,13 +6,14 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from tierd.daemon.config import Config, ModelConfig, Rule, SsdConfig, TenantConfig
+from tierd.daemon.config import Config, ModelConfig, Rule, SsdConfig, TenantConfig, TraceConfig
 from tierd.daemon.section import Section, is_live
 from tierd.daemon.values import Size, form
 
 README = Path(__file__).parents[1] / "README.md"
 FULL = Config(
     ssd=SsdConfig(path=Path("/ssd")),
+    trace=TraceConfig(path=Path("/trace")),
     tenants={"NAME": TenantConfig(uids=(1,))},
     models={"NAME": ModelConfig()},
     rules=(Rule(policy="lru"),),

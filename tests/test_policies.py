@@ -98,10 +98,10 @@ class TestARC(PolicyTests):
         policy.evict("a")
         assert order(policy, "c") == "bc"
         policy.evict("b")
-        assert order(policy, "b") == "cb"  # |recent| = 1 = target
+        assert order(policy, "b") == "bc"  # |recent| = 1 = target
         policy.insert("d", None, Access(9.0))
         policy.touch(["d"], Access(9.0))
-        assert list(policy.victims()) == ["c", "d", "b"]
+        assert list(policy.victims()) == ["c", "b", "d"]
 
 
 class TestS3FIFO(PolicyTests):
@@ -110,15 +110,23 @@ class TestS3FIFO(PolicyTests):
 
     def test_what_was_used_often_leaves_the_small_queue_for_the_main_one(self) -> None:
         policy = S3FIFO(4, small=0.25)
+        order(policy, "x")
+        policy.evict("x")
         assert order(policy, "a", "b", "a", "a", "c", "d") == "bcda"
         policy.evict("b")
-        assert list(policy.victims()) == ["c", "a", "d"]
+        assert list(policy.victims()) == ["c", "d", "a"]
 
     def test_a_ghost_comes_back_into_the_main_queue(self) -> None:
         policy = S3FIFO(2, small=0.5)
         assert order(policy, "a", "b") == "ab"
         policy.evict("a")
-        assert order(policy, "a", "c", "d") == "bcad"
+        assert order(policy, "a", "c", "d") == "cdba"
+
+    def test_until_something_is_given_up_what_is_too_much_for_small_goes_to_main(self) -> None:
+        policy = S3FIFO(4, small=0.25)
+        assert order(policy, "a", "b", "c") == "abc"
+        policy.evict("a")
+        assert order(policy, "d", "e") == "debc"
 
 
 class TestSieve(PolicyTests):
@@ -136,6 +144,12 @@ class TestSieve(PolicyTests):
         order(policy, "a", "b", "c", "d", "a", "b")
         policy.evict("c")
         assert order(policy, "a", "e") == "deba"
+
+    def test_a_hand_that_gave_up_the_newest_begins_again_at_the_oldest(self) -> None:
+        policy = Sieve(3)
+        assert order(policy, "a", "b", "c", "a", "b") == "cab"
+        policy.evict("c")
+        assert order(policy, "d") == "abd"
 
 
 class TestLRU2(PolicyTests):

@@ -1,10 +1,11 @@
 """Traces, the optimum, and replays through the production cache."""
 
+import csv
 import gzip
 import json
 import random
 from collections.abc import Sequence
-from importlib.util import find_spec
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from policies.lru import LRU
 from tierd.block import BlockHash
 from tierd.daemon.cli import main
 from tierd.daemon.config import Config
+from tierd.daemon.distances import StackDistances
 from tierd.daemon.lab import Lab
 from tierd.daemon.optimum import Optimum
 from tierd.daemon.replay import Replay, Result, TierPlan
@@ -80,7 +82,7 @@ def test_runs_and_ids_are_the_same_trace(tmp_path: Path) -> None:
 
 def test_a_coarser_block_has_the_id_of_its_last(tmp_path: Path) -> None:
     trace = Trace.read(write(tmp_path / "t.jsonl", [[0, 1, 2, 3, 4], [0, 1, 7]]), coarse=2)
-    assert [request.runs for request in trace.requests] == [((1, 1), (3, 1)), ((1, 1),)]
+    assert [request.runs for request in trace.requests] == [[(1, 1), (3, 1)], [(1, 1)]]
     assert trace.block_size == 128
 
 
@@ -238,21 +240,55 @@ def test_the_command_prints_a_table_and_writes_csv(
     assert all(first <= second + 0.2 for first, second in pairwise(rates))
 
 
-def test_a_picture_needs_matplotlib_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("capacity", [1, 7, 30, 100, 10_000])
+def test_stack_distances_are_lru_at_every_size(trace: Trace, capacity: int) -> None:
+    hits = StackDistances(trace).hit_rate(capacity) * trace.num_accesses
+    assert round(hits) == sum(replayed(trace, capacity).hits)
+
+
+@pytest.mark.parametrize("capacity", [7, 30, 100])
+def test_what_is_generated_is_hit_by_others_and_asked_of_nobody(
+    trace: Trace, capacity: int
 ) -> None:
-    path, out = write(tmp_path / "mine.jsonl", conversations(20)), tmp_path / "out.png"
-    status = main(
-        ["replay", str(path), "--policy", "lru,fifo", "--sizes", "5,9", "--plot", str(out)]
-    )
-    printed = capsys.readouterr()
-    assert printed.out.count("mine") == 4
-    if find_spec("matplotlib"):
-        assert status == 0
-        assert out.read_bytes().startswith(b"\x89PNG")
-    else:
-        assert status == 2
-        assert "needs matplotlib" in printed.err
+    requests = [replace(r, num_asked=max(1, r.num_blocks - 2)) for r in trace.requests]
+    trace = replace(trace, requests=requests)
+    found = replayed(trace, capacity)
+    assert found.num_accesses == sum(request.num_asked for request in requests)
+    # Not exactly: what is generated again takes places of its own until its request is over.
+    assert found.hit_rate == pytest.approx(StackDistances(trace).hit_rate(capacity), abs=0.02)
+    assert found.hit_rate <= Optimum(trace).hit_rate(capacity)
+
+
+def test_the_optimum_hits_only_what_is_asked_for(tmp_path: Path) -> None:
+    trace = Trace.read(write(tmp_path / "t.jsonl", [[0, 1], [0, 1], [0, 1, 2]]))
+    requests = [
+        replace(r, num_asked=asked) for r, asked in zip(trace.requests, (1, 1, 2), strict=True)
+    ]
+    optimum = Optimum(replace(trace, requests=requests))
+    assert optimum.hits(3) == [0, 1, 2]
+    assert optimum.hits(1) == [0, 1, 1]
+
+
+def test_what_was_not_kept_is_not_hit(trace: Trace) -> None:
+    requests = [replace(request, num_kept=0) for request in trace.requests]
+    assert sum(replayed(replace(trace, requests=requests), 1000).hits) == 0
+
+
+def test_curves_are_drawn_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = write(tmp_path / "mine.jsonl", conversations(100)), tmp_path / "out.png"
+    options = ["--policy", "lru,fifo", "--curve", str(out)]
+    assert main(["replay", str(path), *options]) == 0, capsys.readouterr().err
+    assert out.read_bytes().startswith(b"\x89PNG")
+    lines = list(csv.DictReader(out.with_suffix(".csv").read_text().splitlines()))
+    curves = {
+        policy: [float(line["miss_ratio"]) for line in lines if line["policy"] == policy]
+        for policy in ("lru", "MIN", "fifo")
+    }
+    for curve in (curves["lru"], curves["MIN"]):
+        assert curve == sorted(curve, reverse=True)
+    assert all(best <= lru for best, lru in zip(curves["MIN"], curves["lru"], strict=True))
+    assert len(curves["fifo"]) > 3
+    assert curves["lru"][-1] == curves["MIN"][-1]
 
 
 def test_without_sizes_the_configuration_says_what_is_replayed(
@@ -274,6 +310,8 @@ def test_without_sizes_the_configuration_says_what_is_replayed(
         (["--policy", "nonsense"], "'nonsense' is not installed in tierd.policies"),
         (["--sizes", "1/2/3/4"], "more than 3 tiers"),
         (["--sizes", "many"], "or a number of blocks"),
+        (["--block-size", "96"], "--block-size 96 is no multiple of the trace's 64"),
+        (["--model", "other"], "is no recording"),
         (["--sizes", "0"], "does not hold one block"),
     ],
 )

@@ -70,6 +70,7 @@ class Branches:
             tails=dict(source.tails),
             hints=source.hints,
             notify=notify,
+            asked=num_tokens,
         )
 
     def truncate(self, cuts: Sequence[tuple[Lease, int]]) -> list[int]:

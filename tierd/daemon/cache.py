@@ -90,6 +90,7 @@ class TieredCache:
         lease = Lease(
             list(hashes), [], [], level, hit, hit, room, hints=access.hints, notify=notify
         )
+        lease.access, lease.asked = access, num_tokens
         for group, (blocks, places) in enumerate(zip(found, rooms, strict=True)):
             self._fill(lease, group, blocks, places, access)
             if (part := parts[group]) is not None:

@@ -174,6 +174,19 @@ class PlacementConfig(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig(Section):
+    """A folder that gets what the daemon is asked; of its files the oldest go above `size`."""
+
+    path: Annotated[Path, absolute]
+    size: Annotated[int, Size(1 * MIB)] = 256 * MIB
+
+    @classmethod
+    def if_present(cls, raw: object) -> "TraceConfig | None":
+        """As `of`, or None where nothing is to be recorded."""
+        return None if raw is None else cls.of(raw)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TenantConfig(Section):
     """The users whose engines share an arena and an index, and their share of every tier."""
 
@@ -272,6 +285,7 @@ class Config(Section):
     placement: Annotated[PlacementConfig, PlacementConfig.of, LIVE] = field(
         default_factory=PlacementConfig
     )
+    trace: Annotated[TraceConfig | None, TraceConfig.if_present] = None
     tenants: Annotated[Mapping[str, TenantConfig], _tenants] = field(default_factory=_only_myself)
     models: Annotated[Mapping[str, ModelConfig], _models, LIVE] = field(default_factory=dict)
     rules: Annotated[tuple[Rule, ...], _rules, LIVE] = ()

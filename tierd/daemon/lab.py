@@ -5,7 +5,6 @@ slash between, `40GiB/200GiB/1TiB`. Bytes become blocks by how many a token has.
 but its progress, where it is told to.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ from policies.belady import Belady
 from tierd.daemon import plugins
 from tierd.daemon.config import ADMISSION, Config
 from tierd.daemon.optimum import Optimum
+from tierd.daemon.progress import shown
 from tierd.daemon.replay import Replay, Result, TierPlan
 from tierd.daemon.trace import Trace
 from tierd.daemon.values import Size
@@ -23,8 +23,6 @@ from tierd.errors import ConfigError
 
 TIERS = ("device", "host", "ssd")
 TOKEN_NBYTES = 128 * 1024  # of Llama 3 8B in 16 bits
-_WIDTH = 30  # of the bar
-_EVERY = 0.1  # seconds between two looks of it
 _GIB = 2**30
 
 
@@ -85,7 +83,7 @@ class Lab:
     config: Config
     policies: Sequence[str] = ()
     sizes: Sequence[str] = ()
-    token_nbytes: int = TOKEN_NBYTES
+    token_nbytes: int | None = None  # instead of the trace's own
     progress: TextIO | None = field(default=None, compare=False)
     admission: str = ""
     placement: str = ""
@@ -102,13 +100,17 @@ class Lab:
                     replay = Replay(trace, plans, self._placement())
                     result = self._replay(replay, f"{trace.name} {named} {size}")
                     best = optimum.hit_rate(sum(capacities))
-                    nbytes = trace.block_size * self.token_nbytes
+                    nbytes = trace.block_size * self.token_nbytes_of(trace)
                     yield Row(trace.name, named, capacities, result, best, nbytes)
+
+    def token_nbytes_of(self, trace: Trace) -> int:
+        """Bytes of K and V a token."""
+        return self.token_nbytes or trace.token_nbytes or TOKEN_NBYTES
 
     def _plans(self, trace: Trace, size: str, policy: str) -> list[TierPlan]:
         """The tiers of one replay."""
         tiers = [self.config.device, self.config.host, self.config.ssd]
-        block = trace.block_size * self.token_nbytes
+        block = trace.block_size * self.token_nbytes_of(trace)
         if size:
             texts = size.split("/")
             if len(texts) > len(TIERS):
@@ -145,15 +147,8 @@ class Lab:
         return plugins.placement(name)(**options)
 
     def _replay(self, replay: Replay, title: str) -> Result:
-        total, looked = replay.result.num_requests, 0.0
-        for done in replay.run():
-            if self.progress and (now := time.monotonic()) - looked > _EVERY:
-                looked = now
-                bar = "#" * (_WIDTH * done // total)
-                self.progress.write(f"\r[{bar:<{_WIDTH}}] {done / total:4.0%} {title}")
-                self.progress.flush()
-        if self.progress:
-            self.progress.write("\r\033[K")
+        for _ in shown(replay.run(), replay.result.num_requests, title, self.progress):
+            pass
         return replay.result
 
 

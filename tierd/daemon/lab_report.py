@@ -1,4 +1,4 @@
-"""What came of replays, for a person (a table, a picture) or a program (CSV).
+"""What came of replays, for a person (a table) or a program (CSV).
 
 It knows rows, and not how they came about.
 """
@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tierd.daemon.lab import TIERS, Row
-from tierd.errors import ConfigError
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -33,24 +32,3 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
         writer = csv.DictWriter(file, list(rows[0].facts()))
         writer.writeheader()
         writer.writerows(row.facts() for row in rows)
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Miss-ratio curves, a picture a trace below another. Raises ConfigError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("a picture needs matplotlib, which is not installed") from error
-    traces = list(dict.fromkeys(row.trace for row in rows))
-    figure = Figure(figsize=(7, 4 * len(traces)), layout="constrained")
-    for axes, trace in zip(figure.subplots(len(traces), squeeze=False)[:, 0], traces, strict=True):
-        of = sorted((row for row in rows if row.trace == trace), key=lambda r: sum(r.capacities))
-        for policy in dict.fromkeys(row.policy for row in of):
-            mine = [row for row in of if row.policy == policy]
-            sizes = [sum(row.capacities) for row in mine]
-            axes.plot(sizes, [1 - row.result.hit_rate for row in mine], "o-", label=policy)
-        sizes = [sum(row.capacities) for row in of]
-        axes.plot(sizes, [1 - row.optimum for row in of], "k--", label="MIN")
-        axes.set(title=trace, xscale="log", xlabel="blocks", ylabel="miss ratio of blocks")
-        axes.legend()
-    figure.savefig(path)

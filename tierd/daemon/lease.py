@@ -11,7 +11,7 @@ lease is plain state: only the cache changes it. It knows no session and no sock
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from policies.base import NO_HINTS, Hints
+from policies.base import NO_HINTS, Access, Hints
 from tierd.block import Block, BlockHash, State
 from tierd.errors import LeaseError
 
@@ -58,6 +58,8 @@ class Lease:
     tails: dict[int, BlockHash] = field(default_factory=dict)  # by group: the name of a used part
     away: Sequence[Sequence[Away | None]] | None = None  # by group, while it is suspended
     hints: Hints = NO_HINTS  # what the engine said of it last
+    access: Access | None = None  # of the request that it was made for; None for a fork
+    asked: int = 0  # tokens of that request's prompt, or of what was forked
     parked: list[tuple[int, Block]] = field(default_factory=list)  # `(group, block)`, see below
     notify: "Notify | None" = field(default=None, repr=False)
 

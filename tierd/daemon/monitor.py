@@ -67,8 +67,8 @@ class WatchedSelector(selectors.EpollSelector):
         self._woke, self._cpu, self._unsampled = time.perf_counter(), time.thread_time(), 0.0
 
 
-def process_facts(turns: LoopTurns) -> dict[str, Any]:
-    """Facts of this process for `tierd status`, as JSON."""
+def process_facts(turns: LoopTurns, loop_cpu: float) -> dict[str, Any]:
+    """Facts of this process for `tierd status`, as JSON; `loop_cpu`: seconds of the loop's."""
     process = psutil.Process()
     memory = process.memory_info()
     return {
@@ -79,6 +79,7 @@ def process_facts(turns: LoopTurns) -> dict[str, Any]:
         "memory_limit_nbytes": memory_limit(),
         "memlock_limit_nbytes": memlock_limit(),
         "loop": {
+            "cpu_seconds": round(loop_cpu, 6),
             "turns": turns.count,
             "long": turns.long,
             "max_cpu_ms": round(turns.max_cpu * 1e3, 3),

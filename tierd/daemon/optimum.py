@@ -21,9 +21,13 @@ class Optimum:
         following_of: list[Counter[int]] = []
         for at in range(len(trace.requests) - 1, -1, -1):
             counts: Counter[int] = Counter()
+            rest = trace.requests[at].num_asked
             for first, count in trace.requests[at].runs:
                 counts.update(following[first : first + count])
-                following[first : first + count] = [at] * count
+                asked = min(rest, count)
+                # What is generated is made there anyhow: nothing need be kept for it.
+                following[first : first + count] = [at] * asked + [-1] * (count - asked)
+                rest -= asked
             del counts[-1]
             following_of.append(counts)
         # By request: how many of its blocks are used next by which later one.
@@ -32,10 +36,14 @@ class Optimum:
 
     def hit_rate(self, capacity: int) -> float:
         """Of blocks, in a cache of `capacity` of them, over the whole trace from empty."""
-        kept, total, hits = [0] * len(self._next), 0, 0
+        return sum(self.hits(capacity)) / self._num_accesses
+
+    def hits(self, capacity: int) -> list[int]:
+        """Blocks of each request that are there, in a cache of `capacity` of them."""
+        kept, total, hits = [0] * len(self._next), 0, list[int]()
         latest: list[int] = []  # a heap of requests that something is kept for, negative
         for at, following in enumerate(self._next):
-            hits += kept[at]
+            hits.append(kept[at])
             total -= kept[at]
             kept[at] = 0
             for later, count in following.items():
@@ -50,4 +58,4 @@ class Optimum:
                 total -= dropped
                 if not kept[last]:
                     heapq.heappop(latest)
-        return hits / self._num_accesses
+        return hits

@@ -1,8 +1,8 @@
 """A replay: a trace goes through the production cache, in its own time, without a byte.
 
 Pools, chain, cache and policies are those that serve engines; only the transfer moves nothing, and
-one request is over before the next begins. A block of the trace is a block of one token here, whose
-bytes are counted and not held. A request longer than the top tier keeps its beginning.
+one request is over before the next begins. A block of the trace is one token here, whose bytes are
+counted and not held. A request longer than the top tier keeps its beginning.
 """
 
 from collections import Counter
@@ -18,11 +18,10 @@ from tierd.daemon.copy import Copy, Outcome, Place, Settle
 from tierd.daemon.pool import BlockPool
 from tierd.daemon.steps import Step
 from tierd.daemon.tier import Tier
-from tierd.daemon.trace import Trace
+from tierd.daemon.trace import Trace, TraceRequest
 from tierd.errors import TierdError
 from tierd.layout import KVLayout, LayerGroup
 
-_LAYOUT = KVLayout("replay", 1, 1, 1, "float32", (LayerGroup((0,), 1),))
 _BATCH = 64  # blocks that are made clean ahead after a request, at most
 _TICK = 1e-6  # seconds between two requests of one time
 
@@ -91,21 +90,24 @@ class Replay:
         trace: Trace,
         tiers: Sequence[TierPlan],
         placement: PlacementPolicy | None = None,
+        granules: int = 1,
     ) -> None:
-        """Raises TierdError if a tier has no place."""
+        """So many `granules`, blocks of the trace, make a block of the cache, which is hit in parts
+        too; what is counted is still blocks of the cache. Raises TierdError if a tier has no
+        place."""
         for tier in tiers:
             if tier.capacity < 1:
                 raise TierdError(f"tier {tier.name!r} does not hold one block")
-        self._trace, self._top = trace, tiers[0].capacity
+        self._trace, self._top = trace, tiers[0].capacity * granules
         self._transfer = NullTransfer()
         self._future: dict[Key, list[float]] = {}
         self._times = _rising(request.time for request in trace.requests)
         if any(issubclass(tier.policy, Belady) for tier in tiers):
             for time, request in zip(self._times, trace.requests, strict=True):
-                for name in trace.path(request):
+                for name in trace.path(request)[: request.num_asked]:
                     self._future.setdefault(name, []).append(time)
         chain = [self._tier(tier) for tier in tiers]
-        self.cache = TieredCache(_LAYOUT, chain, self._transfer, placement)
+        self.cache = TieredCache(_layout(granules), chain, self._transfer, placement)
         self._seconds = 0.0
 
     def _tier(self, plan: TierPlan) -> Tier:
@@ -121,17 +123,18 @@ class Replay:
         """Replay it; yields after every request. To be called once."""
         begin = perf_counter()
         for at, (time, request) in enumerate(zip(self._times, self._trace.requests, strict=True)):
-            self._serve(self._trace.path(request)[: self._top], Access(time, request.hints))
+            path = self._trace.path(request)[: self._top]
+            self._serve(path, request, Access(time, request.hints))
             self._seconds += perf_counter() - begin
             yield at + 1
             begin = perf_counter()
 
-    def _serve(self, path: list[Any], access: Access) -> None:
+    def _serve(self, path: list[Any], request: TraceRequest, access: Access) -> None:
         """One request: it finds its hit, computes the rest, and is over."""
         cache, length = self.cache, len(path)
-        lease = cache.acquire(path, length + 1, length, access)
-        if lease.hit < length:
-            cache.advance([Step(lease, length)], access)
+        lease = cache.acquire(path, min(request.num_asked, length) + 1, length, access)
+        if lease.hit < (kept := min(request.num_kept, length)):
+            cache.advance([Step(lease, kept)], access)
         cache.release(lease, access)
         while cache.ahead.lags() and cache.reclaim(_BATCH):
             pass
@@ -146,6 +149,11 @@ class Replay:
             dict(self._transfer.moved),
             self._seconds,
         )
+
+
+def _layout(granules: int) -> KVLayout:
+    group = LayerGroup((0,), granules)
+    return KVLayout("replay", 1, 1, 1, "float32", (group,), granule=1)
 
 
 def _rising(times: Iterable[float]) -> list[float]:

@@ -33,6 +33,7 @@ from tierd.daemon.monitor import (
     process_facts,
 )
 from tierd.daemon.namespace import Namespace
+from tierd.daemon.recorder import Recorder
 from tierd.daemon.reload import Reload, Reloaded
 from tierd.daemon.session import Session
 from tierd.daemon.tenant import Tenant
@@ -78,6 +79,7 @@ class Server:
         self.sessions: set[Session] = set()
         self.protocol_errors = 0
         self.refused = 0
+        self.recorder: Recorder | None = None
         self._selector = selector
         self._started = time.time()
         self._tenants: dict[str, Tenant] = {}
@@ -148,6 +150,9 @@ class Server:
         for name in self.config.tenants:
             self._tenants[name] = tenant = Tenant(name, self.config, self._copiers)
             await tenant.open()
+        if self.config.trace:
+            offset = time.time() - asyncio.get_running_loop().time()
+            self.recorder = await asyncio.to_thread(Recorder.open, self.config.trace, offset)
         collector.spare_what_exists()
         if self._selector:
             self._selector.forget()
@@ -164,6 +169,8 @@ class Server:
         for session in list(self.sessions):
             session.shut()
         await asyncio.sleep(0)  # the transports' own farewell
+        if self.recorder:
+            await asyncio.to_thread(self.recorder.close)
         await self._save()
         for tenant in self._tenants.values():
             await tenant.close()
@@ -287,7 +294,8 @@ class Server:
     async def status(self, only: Tenant | None = None) -> dict[str, Any]:
         """Facts for `tierd status`, as JSON; of one tenant, for an engine that is not ours."""
         turns = self._selector.turns if self._selector else LoopTurns()
-        process = await asyncio.to_thread(process_facts, turns)  # it reads /proc
+        cpu = time.thread_time()
+        process = await asyncio.to_thread(process_facts, turns, cpu)  # it reads /proc
         return {
             "boot": self.boot,
             "pid": os.getpid(),
@@ -296,6 +304,7 @@ class Server:
             "process": process,
             "protocol_errors": self.protocol_errors,
             "refused": self.refused,
+            "trace": self.recorder.status() if self.recorder else None,
             "sessions": [s.status() for s in self.sessions if only in (None, s.tenant)],
             "tenants": [
                 await t.describe(self._leases(t))

@@ -47,7 +47,7 @@ class Session(Connection):
         self.namespace: Namespace | None = None  # None again once the leases are given back
         self._resident: Namespace | None = None  # whose memory the engine may still write
         self.leases: dict[int, Lease] = {}
-        self._server = server
+        self._server, self._recorder = server, server.recorder
         self._loop = asyncio.get_running_loop()
         self._answered: set[int] = set()  # leases whose ACQUIRE has been answered
         self._attaching = False
@@ -242,7 +242,7 @@ class Session(Connection):
                 hints = namespace.conversations.ended(hints, lease.hashes)
             namespace.cache.release(lease, self._now(hints))
             namespace.upkeep.used(lease.hashes)
-            self._forget(number)
+            self._forget(number, namespace)
         if leases:
             self._changed(namespace)
         self.answer(frame)
@@ -386,9 +386,11 @@ class Session(Connection):
             raise LeaseError(f"lease {number} is not one of this connection's, or is released")
         return lease
 
-    def _forget(self, number: int) -> None:
-        del self.leases[number]
+    def _forget(self, number: int, namespace: Namespace) -> None:
+        lease = self.leases.pop(number)
         self._answered.discard(number)
+        if self._recorder is not None:
+            self._recorder.record(self.tenant.name, namespace, lease, self._loop.time())
 
     def _give_back(self) -> None:
         """Drop every lease; what the engine may still write is kept from use until it is gone."""
@@ -396,7 +398,7 @@ class Session(Connection):
         if namespace is not None:
             writable = self._peer_alive and not self._clean
             for number, lease in list(self.leases.items()):
-                self._forget(number)
+                self._forget(number, namespace)
                 if writable:
                     frozen = namespace.cache.abandon(lease, self._now(lease.hints))
                     self._quarantined += [(namespace, group, block) for group, block in frozen]
