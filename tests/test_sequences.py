@@ -163,6 +163,20 @@ def test_a_suspended_sequence_is_released_like_any_other(daemon: Daemon) -> None
         assert Written.serve(pool, prompt(1, 3 * BLOCK + 2)).length == 3 * BLOCK + 2
 
 
+def test_many_long_leases_are_released_in_one_message(daemon: Daemon) -> None:
+    """Some thousand names: more than one turn of the loop takes."""
+    with attached(daemon) as pool:
+        tokens = prompt(1, 20 * BLOCK + 3)
+        parent = Written.serve(pool, tokens)
+        forks = pool.fork([(parent.lease, parent.length)] * 16)
+        pool.release([parent.lease, *forks])
+        assert in_use(daemon) == 0
+        assert daemon.status()["sessions"][0]["leases"] == 0
+        with pytest.raises(LeaseError, match="is released"):
+            forks[-1].release()
+        assert Written.serve(pool, tokens).lease.hit == 20 * BLOCK
+
+
 def test_without_room_below_a_sequence_is_not_suspended_and_goes_on(tmp_path: Path) -> None:
     with Daemon(tmp_path, host="0", ssd=None) as daemon, attached(daemon) as pool:
         sequence = Written.serve(pool, prompt(1, BLOCK + 3))

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+_MOST_NAMES = 2048  # of released leases, before the loop may breathe
+
 
 class Session(Connection):
     """Owns the peer's pidfd and every lease given out on its connection."""
@@ -234,17 +236,38 @@ class Session(Connection):
     def _release(self, frame: Frame) -> None:
         namespace = self._attached()
         numbers = protocol.parse_leases(frame.body)
-        leases = {number: self._lease(number) for number in numbers}
-        if len(leases) != len(numbers):
+        leases = [(number, self._lease(number)) for number in numbers]
+        if len(set(numbers)) != len(numbers):
             raise LeaseError("a lease is named twice in one message")
-        for number, lease in leases.items():
+        if rest := self._release_some(namespace, leases):
+            self.answer_later(frame, self._release_rest(frame, rest))
+        else:
+            self.answer(frame)
+
+    def _release_some(
+        self, namespace: Namespace, leases: Sequence[tuple[int, Lease]]
+    ) -> Sequence[tuple[int, Lease]]:
+        """Release as many as a turn of the loop has time for; returns the others."""
+        names, at = 0, 0
+        while at < len(leases) and names < _MOST_NAMES:
+            number, lease = leases[at]
             if (hints := lease.hints) is not NO_HINTS:
                 hints = namespace.conversations.ended(hints, lease.hashes)
             namespace.cache.release(lease, self._now(hints))
             namespace.upkeep.used(lease.hashes)
             self._forget(number, namespace)
-        if leases:
+            names, at = names + len(lease.hashes), at + 1
+        if at:
             self._changed(namespace)
+        return leases[at:]
+
+    async def _release_rest(self, frame: Frame, leases: Sequence[tuple[int, Lease]]) -> None:
+        while leases:
+            await asyncio.sleep(0)
+            if self.namespace is None:  # it has hung up, and they were given back
+                return
+            left = [(n, lease) for n, lease in leases if self.leases.get(n) is lease]
+            leases = self._release_some(self.namespace, left)
         self.answer(frame)
 
     def _lookup(self, frame: Frame) -> None:
