@@ -199,11 +199,12 @@ class Hazards:
 
 
 def _smooth(table: _Table) -> _Table:
-    """Each age takes half of what it has from its neighbours: how long a rest lasts is no matter
-    of half an octave."""
-    padded = np.pad(table, ((0, 0), (1, 1)), "edge")
-    smooth: _Table = (padded[:, :-2] + 2 * table + padded[:, 2:]) / 4
-    return smooth
+    """Each age has some of what its neighbours have, an octave either way: how long rests last is
+    no matter of half an octave, and of long ones few are seen."""
+    for _ in range(2):
+        padded = np.pad(table, ((0, 0), (1, 1)), "edge")
+        table = (padded[:, :-2] + 2 * table + padded[:, 2:]) / 4
+    return table
 
 
 def _gittins(hazard: _Table) -> _Table:

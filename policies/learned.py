@@ -3,7 +3,7 @@
 Only leaves go, keys without a resident child, so that no sequence loses its middle. The class of a
 key is
 
-    how often it was used (0, 1, 2, more) x last of its request x fate (open, superseded, over)
+    how often it was used (never, once, more) x last of its request x fate (open, superseded, over)
     x how long its sequence had rested before (new, or a third of all) x how much its request added
 
 and what a key of a class is worth so long after its use is learned by `policies.hazard`, from all
@@ -18,7 +18,7 @@ than the pool holds, whichever takes longer.
 
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from math import ldexp
 from typing import Any
 
@@ -37,8 +37,8 @@ _FORGET = 64  # keys that are forgotten at once, at most
 _LESSON, _STEP = 32, 4  # requests between two lessons, and between two steps of one
 _HALF_REQUESTS, _HALF_FILLS = 4096, 8
 
-# What `victims` may yield next: worth, last use, something to tell equals apart, the leaf, and those
-# of its class that come after it.
+# What `victims` may yield next: worth, last use, something to tell equals apart, the leaf, and what
+# comes after it of its class.
 _Entry = tuple[float, int, Stretch]
 _Offer = tuple[float, float, int, Stretch, tuple[Rank, Ranking[Stretch] | Iterator[_Entry]] | None]
 
@@ -133,7 +133,8 @@ class Learned(EvictionPolicy):
             _, _, ticket, stretch, more = heappop(front)
             if more is not None:
                 self._offer_next(front, ticket, *more)
-            yield from stretch.keys[stretch.held - 1 :: -1]
+            gone_already = len(stretch.keys) - stretch.held
+            yield from islice(reversed(stretch.keys), gone_already, None)
             if (below := self._stretches.bared(stretch, gone)) is not None:
                 time = below.run.time
                 worth = self._worth((below.class_of, below.run.priority), time)

@@ -11,7 +11,7 @@ however long it is. Plain state and plain moves; what a stretch is worth it does
 from policies.base import Key
 
 OPEN, SUPERSEDED, OVER = range(3)  # what became of the sequence of a run
-MOST = 3  # uses that count
+MOST = 2  # uses that count
 _FATES, _GAPS, _FRESH = 3, 4, 3  # how many of each
 
 # By class, the class that is coarser by what a request added; by base, the fate.
