@@ -100,10 +100,11 @@ class Learned(EvictionPolicy):
     def advise(self, path: Sequence[Key], access: Access) -> None:
         """Take what is said of the request that ended where `path` does, if none went on since."""
         hints, at = access.hints, self._stretches.at
-        end = next((at[key] for key in reversed(path) if key in at), None)
         if hints.will_need:
-            self.touch([key for key in path if key in at and self._stretches.holds(key)], access)
-        elif end is not None and end.tail:
+            self.touch(self._stretches.resident_in(path), access)
+            return
+        end = next((at[key] for key in reversed(path) if key in at), None)
+        if end is not None and end.tail:
             self._now = max(self._now, access.time)
             end.run.priority = hints.priority or end.run.priority
             over = hints.closed or hints.dont_need

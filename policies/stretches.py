@@ -39,12 +39,10 @@ class Stretches:
 
     def begin(self, key: Key, parent: Key | None, run: Run) -> Stretch:
         """A new key, resident, in a stretch of its own."""
-        if (before := self.at.get(parent)) is not None:
-            if before.keys[-1] != parent:
-                before, _ = self.split(before, before.keys.index(parent) + 1)
-            before.forks += 1
         self.at[key] = new = Stretch([key], 1, parent, run)
         self._attach(new)
+        if (before := self.at.get(parent)) is not None:
+            before.forks += 1
         return new
 
     def come_back(self, key: Key) -> None:
@@ -136,7 +134,8 @@ class Stretches:
         joined = list(path[:1])
         for stretch in path[1:]:
             before = joined[-1]
-            if before.forks > 1 or before.uses != stretch.uses or stretch.parent != before.keys[-1]:
+            parts = before.forks > 1 or self._kids.get(before.keys[-1]) != 1
+            if parts or before.uses != stretch.uses or stretch.parent != before.keys[-1]:
                 joined.append(stretch)
                 continue
             listed = self._leaves.has(stretch)
@@ -169,10 +168,11 @@ class Stretches:
             self._leaves.sprout(tail if tail.held else head)
         return head, tail
 
-    def holds(self, key: Key) -> bool:
-        """Whether a key that is known is resident."""
-        stretch = self.at[key]
-        return stretch.keys.index(key) < stretch.held
+    def resident_in(self, path: Sequence[Key]) -> list[Key]:
+        """The keys of a path that are resident."""
+        found = dict.fromkeys(self.at[key] for key in path if key in self.at)
+        resident = {key for stretch in found for key in stretch.keys[: stretch.held]}
+        return [key for key in path if key in resident]
 
     def is_leaf(self, stretch: Stretch) -> bool:
         """Whether it holds a key, and no resident one goes on from the last of them."""
@@ -204,8 +204,10 @@ class Stretches:
     def _attach(self, stretch: Stretch) -> None:
         """It holds its first key now."""
         if (parent := stretch.parent) is not None:
-            self._kids[parent] = self._kids.get(parent, 0) + 1
             before = self.at.get(parent)
+            if before is not None and before.keys[-1] != parent:
+                before, _ = self.split(before, before.keys.index(parent) + 1)
+            self._kids[parent] = self._kids.get(parent, 0) + 1
             if before is not None and before.is_last(parent):
                 self._leaves.wither(before)
         if self.is_leaf(stretch):
