@@ -137,10 +137,14 @@ class Hazards:
 
     def _learn(self, time: float) -> Iterator[None]:
         """A lesson, in steps."""
-        hazard, of_kind, seen = self._hazards(time)
+        reused, risk, seen = self._seen(time)
+        yield
+        reused, risk = _smooth(reused), _smooth(risk)
+        yield
+        hazard, of_kind = self._hazards(reused, risk)
+        yield
         rows = _gittins(of_kind).tolist()
-        unseen = set(range(len(self._bases))).difference(seen)
-        for of in unseen:
+        for of in set(range(len(self._bases))).difference(seen):
             self._worth[of] = rows[self._kinds[self._bases[of]]]
         yield
         for at in range(0, len(seen), _STEP):
@@ -149,14 +153,18 @@ class Hazards:
                 self._worth[of] = worth
             yield
 
-    def _hazards(self, time: float) -> tuple[_Table, _Table, list[int]]:
-        """The hazard of each class and kind, by age, and which classes were seen at all."""
+    def _seen(self, time: float) -> tuple[_Table, _Table, list[int]]:
+        """Of each class and age, what was used again and what came so far; and which classes were
+        seen at all."""
         shape = (len(self._bases), NUM_AGES)
         tables = (self._reused, self._entered, self._left)
         reused, entered, left = (np.frombuffer(table).reshape(shape) for table in tables)
         risk = np.cumsum(entered, 1)
         risk[:, 1:] -= np.cumsum(left + self._open(time), 1)[:, :-1]
-        reused, risk = _smooth(reused), _smooth(np.maximum(risk, 0))
+        return reused.copy(), np.maximum(risk, 0), np.flatnonzero(entered.any(1)).tolist()
+
+    def _hazards(self, reused: _Table, risk: _Table) -> tuple[_Table, _Table]:
+        """The hazard of each class and of each kind, by age."""
         lean = _LEAN * 2.0 ** (self._doublings - self._base)
         # Not a matrix product: for one so small, many threads would wait for each other.
         base_reused, base_risk = (np.add.reduceat(t, self._first) for t in (reused, risk))
@@ -166,8 +174,7 @@ class Hazards:
         )
         kind = kind_reused / (kind_risk + 1e-9 * lean)
         base = (base_reused + lean * kind[self._kinds]) / (base_risk + lean)
-        hazard = (reused + lean * base[self._bases]) / (risk + lean)
-        return hazard, kind, np.flatnonzero(entered.any(1)).tolist()
+        return (reused + lean * base[self._bases]) / (risk + lean), kind
 
     def _open(self, time: float) -> _Table:
         """What is under observation, by class and age."""

@@ -34,7 +34,7 @@ _FEW = 5  # ways to go on, of a key; of more, none supersedes another
 _GHOSTS = 4  # keys remembered beyond the resident ones, as a multiple of the capacity
 _LEAST_GHOSTS = 16384
 _FORGET = 64  # keys that are forgotten at once, at most
-_LESSON, _STEP = 32, 4  # requests between two lessons, and between two steps of one
+_LESSON, _STEP = 32, 2  # requests between two lessons, and between two steps of one
 _HALF_REQUESTS, _HALF_FILLS = 4096, 8
 
 # What `victims` may yield next: worth, last use, something to tell equals apart, the leaf, and what

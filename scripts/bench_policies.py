@@ -104,6 +104,7 @@ def main() -> int:
                 print(cell.line, flush=True)
                 cells.append(cell)
         judge(report, cells, bars={} if arguments.coarse > 1 else chosen)
+        share(report, cells, judged=not arguments.only)
         print(f"\n{report.table()}")
     if arguments.json:
         report.write(arguments.json)
@@ -159,10 +160,17 @@ def judge(
                 slowest = min(cell.speeds[policy] for cell in of)
                 figure = Figure(f"{trace}, {policy}", slowest, bar, "blocks/s", "its bar")
                 report.reaches(figure, bar)
+
+
+def share(report: BenchReport, cells: Sequence[Cell], *, judged: bool) -> None:
+    """The mean share of the gap; a bar only for all traces together."""
     gaps = [c.closed for c in cells if c.gap >= _LEAST_GAP and c.trace != HELD_OUT]
     if gaps:
         figure = Figure(f"mean share of {len(gaps)} gaps", mean(gaps), 1.0, "", "MIN")
-        report.reaches(figure, _SHARE)
+        if judged:
+            report.reaches(figure, _SHARE)
+        else:
+            report.note(figure)
 
 
 _HEAD = (

@@ -114,7 +114,7 @@ def _observe(hazards: Hazards, start: int, outcomes: Sequence[tuple[int, float, 
 
 def _learn(hazards: Hazards, time: float) -> None:
     hazards.learn(time)
-    for _ in range(8):
+    for _ in range(12):
         hazards.go_on()
 
 
@@ -134,6 +134,17 @@ def test_a_class_that_was_not_seen_is_taken_for_one_of_its_base_or_kind() -> Non
     _learn(hazards, time + 2000.0)
     assert hazards.worth(1, 0.0) == pytest.approx(hazards.worth(0, 0.0), rel=0.1)
     assert hazards.worth(1, 0.0) > 10 * hazards.worth(2, 0.0)
+
+
+def test_a_change_of_class_is_no_use_and_no_end() -> None:
+    hazards = Hazards([0, 1], [0, 1])
+    for at in range(200):
+        hazards.begin(0, 1, 0.0, float(at))
+        hazards.change(0, 1, 1, 0.0, float(at), at + 20.0)
+        hazards.end(1, 1, 0.0, float(at), at + 40.0, used=True)
+    _learn(hazards, 2000.0)
+    assert hazards.worth(0, 0.0) == 0, "none was used while it was of class 0"
+    assert hazards.worth(1, 20.0) > 0.01
 
 
 def test_what_was_learned_long_ago_weighs_less() -> None:
@@ -186,11 +197,11 @@ def test_a_lesson_is_of_a_few_classes_at_a_time() -> None:
     _observe(hazards, 0, [(of, 2.0 + of, True) for of in range(100)] * 3)
     hazards.learn(1000.0)
     taught = []
-    for _ in range(7):
+    for _ in range(10):
         before = [hazards.worth(of, 0.0) for of in range(100)]
         hazards.go_on()
         taught.append(sum(a != hazards.worth(of, 0.0) for of, a in enumerate(before)))
-    assert all(0 < count <= 16 for count in taught), taught
+    assert max(taught) <= 16, taught
     assert sum(taught) == 100
 
 
