@@ -34,7 +34,7 @@ _FEW = 5  # ways to go on, of a key; of more, none supersedes another
 _GHOSTS = 4  # keys remembered beyond the resident ones, as a multiple of the capacity
 _LEAST_GHOSTS = 16384
 _FORGET = 64  # keys that are forgotten at once, at most
-_LESSON, _STEP = 32, 2  # requests between two lessons, and between two steps of one
+_LESSON = 16  # requests between two lessons; each is a step of one
 _HALF_REQUESTS, _HALF_FILLS = 4096, 8
 
 # What `victims` may yield next: worth, last use, something to tell equals apart, the leaf, and what
@@ -237,14 +237,13 @@ class Learned(EvictionPolicy):
             self._hazards.end(stretch.of, count, run.bits, run.time, self._now, used=used)
 
     def _pass_by(self, fresh: int) -> None:
-        """One more request, with so many keys that nobody had used; now and then, learn."""
+        """One more request, with so many keys that nobody had used: forget a little, and learn."""
         lives = self._half_lives
         lives[0] += 1 / _HALF_REQUESTS
         lives[1] += fresh / (_HALF_FILLS * max(1, self.capacity))
         self._num_requests += 1
-        if self._num_requests % _STEP == 0:
-            self._hazards.pass_by(gone := min(lives))
-            self._half_lives = [life - gone for life in lives]
-            self._hazards.go_on()
+        self._hazards.pass_by(gone := min(lives))
+        self._half_lives = [life - gone for life in lives]
+        self._hazards.go_on()
         if self._num_requests % _LESSON == 0:
             self._hazards.learn(self._now)
