@@ -260,6 +260,20 @@ def test_what_will_be_needed_counts_as_used(taught: Learned) -> None:
     assert set(_order(taught)) == set("abc")
 
 
+def test_a_branch_that_a_request_turned_off_before_is_learned_to_be_over() -> None:
+    policy = Learned(4000)
+    for turn in range(300):
+        _request(policy, [f"s{turn}", f"left{turn}"], 4.0 * turn)
+        _request(policy, [f"s{turn}", f"right{turn}"], 4.0 * turn + 1)
+        if turn > 10:
+            _request(policy, [f"s{turn - 10}", f"right{turn - 10}", f"more{turn}"], 4.0 * turn + 2)
+    _request(policy, ["s", "old"], 1300.0)
+    _request(policy, ["t", "left"], 1304.0)
+    _request(policy, ["t", "right"], 1305.0)
+    victims = list(policy.victims())
+    assert victims.index("left") < victims.index("old") < victims.index("s")
+
+
 def test_advice_about_unknown_keys_changes_nothing(taught: Learned) -> None:
     before = list(taught.victims())
     taught.advise(["x", "y"], Access(2003.0, Hints(closed=True, will_need=False)))
