@@ -1,50 +1,46 @@
 """Learned reuse: give up the leaf whose place is worth least, by when its like were used again.
 
-Only leaves go, keys without a resident child, so that no sequence loses its middle. All keys that
-one request used and no later one has are a *run*: they have their last use in common, and if a
-later request turned off before them they are *superseded*, all at once. A key's class is
+Only leaves go, keys without a resident child, so that no sequence loses its middle. The class of a
+key is
 
-    how often it was used (0, 1, 2, more) x last of its request x fate (open, superseded, closed)
-    x how long its sequence had rested before (new, or by octaves)
+    how often it was used (never, once, more) x last of its request x fate (open, superseded, over)
+    x how long its sequence had rested before (new, or a third of all) x how much its request added
 
-and what a key of a class is worth so long after its use is learned by `policies.hazard`, from a
-sample of keys, those that are gone too, for a while. Of hints it takes `closed` and `dont_need`.
-The few numbers here were chosen on traces of several workloads; nothing decays what was learned.
+and what a key of a class is worth so long after its use is learned by `policies.hazard`, from all
+keys, those that are gone too, for a while. What one request used and no later one has is
+*superseded*, all at once, if a later request turned off before it, and *over* if an engine said so;
+a priority doubles or halves what a request's keys are worth.
+
+No unit or number here is one workload's: rests and additions are told apart by thirds of those
+before, and what was learned weighs half after so many more requests and so many times more keys
+than the pool holds, whichever takes longer.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from heapq import heappop, heappush
-from itertools import count
+from heapq import heapify, heappop, heappush
+from itertools import count, islice
+from math import ldexp
 from typing import Any
 
 from policies.base import Access, EvictionPolicy, Key
 from policies.hazard import Hazards
+from policies.leaves import Leaves, Rank
 from policies.ranking import Ranking
-from policies.runs import (
-    MOST,
-    NUM_CLASSES,
-    OPEN,
-    OVER,
-    SUPERSEDED,
-    Node,
-    Part,
-    Run,
-    gap_of,
-    kind_of,
-)
+from policies.stretch import BASES, KINDS, OPEN, OVER, SUPERSEDED, Run, Stretch
+from policies.stretches import Stretches
+from policies.thirds import Thirds
 
 _FEW = 5  # ways to go on, of a key; of more, none supersedes another
-_OBSERVED = 8192  # parts of runs, at most
 _GHOSTS = 4  # keys remembered beyond the resident ones, as a multiple of the capacity
 _LEAST_GHOSTS = 16384
-_LEARN = 32  # requests between two lessons
+_FORGET = 64  # keys that are forgotten at once, at most
+_LESSON = 16  # requests between two lessons; each is a step of one
+_HALF_REQUESTS, _HALF_FILLS = 4096, 8
 
-
-# What `victims` may yield next: worth, last use, something to tell equals apart, and the leaves of
-# its class that come after it.
-_Entries = Iterator[tuple[float, int, Key]]
-_Offer = tuple[float, float, int, Node, _Entries | None]
+# What `victims` may yield next: worth, last use, something to tell equals apart, the leaf, and what
+# comes after it of its class.
+_Entry = tuple[float, int, Stretch]
+_Offer = tuple[float, float, int, Stretch, tuple[Rank, Ranking[Stretch] | Iterator[_Entry]] | None]
 
 
 class Learned(EvictionPolicy):
@@ -54,252 +50,202 @@ class Learned(EvictionPolicy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._nodes: dict[Key, Node] = {}  # ghosts too
-        self._ghosts: OrderedDict[Key, None] = OrderedDict()
-        self._kids: dict[Key, int] = {}  # resident ones, of keys that may not be
-        self._leaves: list[Ranking[Key]] = [Ranking() for _ in range(NUM_CLASSES)]
-        self._hazards = Hazards([kind_of(of) for of in range(NUM_CLASSES)], _OBSERVED)
-        self._arrived = Part(Run(0.0), 0, False)
-        self._sprouting: Node | None = None
-        self._now, self._requests = 0.0, 0
+        self._leaves = Leaves()
+        self._stretches = Stretches(self._leaves)
+        self._hazards = Hazards(BASES, KINDS)
+        self._gaps, self._fresh = Thirds(), Thirds()
+        self._arriving: Stretch | None = None  # of keys that came just now, not observed yet
+        self._now, self._num_requests = 0.0, 0
+        self._half_lives = [0.0, 0.0]  # not told yet: by requests, by keys that they added
 
     def tick(self, time: float) -> None:
         self._now = max(self._now, time)
 
     def insert(self, key: Key, parent: Key | None, access: Access) -> None:
-        if self._arrived.run.time != access.time:
+        here, stretches = self._arriving, self._stretches
+        if key in stretches.at:
+            stretches.come_back(key)
+        elif (
+            here is None
+            or here.run.time != access.time
+            or not stretches.lengthen(here, key, parent)
+        ):
+            self._observe_arrived()
             self._now = max(self._now, access.time)
-            self._arrived = Part(Run(self._now), 0, False)
-        before = self._nodes.get(parent)
-        node = self._nodes.get(key)
-        if node is None:
-            self._nodes[key] = node = Node(key, self._arrived)
-            self._arrive(self._arrived)
-            if before is not None:
-                before.forks += 1
-        else:
-            del self._ghosts[key]
-            node.resident = True
-        node.parent = parent
-        if parent is not None:
-            self._kids[parent] = self._kids.get(parent, 0) + 1
-            if before is not None:
-                self._wither(before)
-        self._sprout(node)
+            self._arriving = stretches.begin(key, parent, Run(access.time))
 
     def touch(self, path: Sequence[Key], access: Access) -> None:
         if not path:
             return
         now = self._now = max(self._now, access.time)
-        nodes = [self._nodes[key] for key in path]
-        known = len(nodes)
-        while known and not nodes[known - 1].part.uses:
+        if self._stretches.at[path[-1]] is self._arriving:
+            self._arriving = None  # no more than a part of this use
+        self._observe_arrived()
+        stretches = self._stretches.cover(path)
+        known, fresh = len(stretches), 0
+        while known and not stretches[known - 1].uses:
             known -= 1
-        run, turned = Run(now), None
-        if known:
-            last = nodes[known - 1]
-            run.gap = gap_of(now - last.part.run.time)
-            if known < len(nodes) and last.forks <= _FEW:
-                turned = last.part.run
+            fresh += len(stretches[known].keys)
+        last = stretches[known - 1] if known else None
+        gap = 0 if last is None else 1 + self._gaps.place(now - last.run.time)
+        run = Run(now, gap, self._fresh.place(fresh))
+        run.priority = access.hints.priority
         if access.hints.closed or access.hints.dont_need:
             run.fate = OVER
-        self._use(nodes, run)
-        self._sprout(nodes[-1])
+        turned = last.run if last is not None and fresh and last.forks <= _FEW else None
+        self._pass_by(fresh)
+        run.bits = self._hazards.bits(len(path))
+        self._use(stretches, run)
         if turned is not None and turned.fate == OPEN:
-            self._end(turned, SUPERSEDED)
-        self._requests += 1
-        if self._requests % _LEARN == 0:
-            self._hazards.learn(now)
+            self._condemn(turned, SUPERSEDED)
 
     def advise(self, path: Sequence[Key], access: Access) -> None:
-        if path and (access.hints.closed or access.hints.dont_need):
-            self._end(self._nodes[path[-1]].part.run, OVER)
+        """Take what is said of the request that ended where `path` does, if none went on since."""
+        hints, at = access.hints, self._stretches.at
+        if hints.will_need:
+            self.touch(self._stretches.resident_in(path), access)
+            return
+        end = next((at[key] for key in reversed(path) if key in at), None)
+        if end is not None and end.tail:
+            self._now = max(self._now, access.time)
+            end.run.priority = hints.priority or end.run.priority
+            over = hints.closed or hints.dont_need
+            self._condemn(end.run, OVER if over else end.run.fate)
 
     def remove(self, key: Key) -> None:
-        self._leave(self._nodes[key])
-        self._forget(key)
+        stretch = self._stretches.isolate(key)
+        self._look_away(stretch, 1, used=False)
+        self._stretches.drop(stretch)
 
     def evict(self, key: Key) -> None:
-        self._leave(self._nodes[key])
-        self._ghosts[key] = None
-        while len(self._ghosts) > max(_GHOSTS * self.capacity, _LEAST_GHOSTS):
-            self._forget(self._ghosts.popitem(last=False)[0])
+        stretches = self._stretches
+        stretches.go(key)
+        if stretches.num_gone > max(_GHOSTS * self.capacity, _LEAST_GHOSTS):
+            stretch, count = stretches.forget(_FORGET)
+            self._look_away(stretch, count, used=False)
 
     def victims(self) -> Iterator[Key]:
-        self._settle()
-        front: list[_Offer] = []
         gone: dict[Key, int] = {}
-        tickets = count(NUM_CLASSES)
-        for at, leaves in enumerate(self._leaves):
-            if len(leaves):
-                self._offer(front, leaves.entries(), at)
+        front: list[_Offer] = []
+        for rank, ranking in self._leaves.rankings():
+            last, _, leaf = ranking.first()
+            front.append((self._worth(rank, last), last, len(front), leaf, (rank, ranking)))
+        heapify(front)
+        tickets = count(len(front))
         while front:
-            _, _, at, node, more = heappop(front)
-            if more is not None:  # then `at` is a class
-                self._offer(front, more, at)
-            below: Node | None = node
-            while below is not None:
-                yield below.key
-                below = self._bared(below, gone)
-                if below is not None and below.part is not node.part:
-                    run = below.part.run
-                    worth = self._hazards.worth(below.part.of, self._now - run.time)
-                    heappush(front, (worth, run.time, next(tickets), below, None))
-                    below = None
+            _, _, ticket, stretch, more = heappop(front)
+            if more is not None:
+                self._offer_next(front, ticket, *more)
+            gone_already = len(stretch.keys) - stretch.held
+            yield from islice(reversed(stretch.keys), gone_already, None)
+            if (below := self._stretches.bared(stretch, gone)) is not None:
+                time = below.run.time
+                worth = self._worth((below.class_of, below.run.priority), time)
+                heappush(front, (worth, time, next(tickets), below, None))
 
     def state(self) -> Mapping[str, Any]:
         """What is resident and what was learned; not what is remembered of keys that are gone."""
-        self._settle()
+        self._observe_arrived()
         runs: dict[Run, int] = {}
-        keys = []
-        for key, node in self._nodes.items():
-            if node.resident:
-                part, number = node.part, runs.setdefault(node.part.run, len(runs))
-                keys.append([key, node.parent, node.forks, number, part.uses, part.tail])
+        stretches = []
+        for stretch in self._stretches.resident():
+            number = runs.setdefault(stretch.run, len(runs))
+            whole = stretch.held == len(stretch.keys)
+            keys, forks = stretch.keys[: stretch.held], stretch.forks if whole else 1
+            stretches.append([keys, stretch.parent, forks, number, stretch.uses, stretch.tail])
         return {
-            "runs": [[run.time, run.gap, run.fate] for run in runs],
-            "keys": keys,
-            "leaves": [list(leaves) for leaves in self._leaves],
+            "runs": [[run.time, run.gap, run.fresh, run.fate, run.priority] for run in runs],
+            "stretches": stretches,
+            "leaves": self._leaves.state(),
             "now": self._now,
+            "gaps": self._gaps.state(),
+            "fresh": self._fresh.state(),
             "hazards": self._hazards.state(self._now),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         runs = [Run(*facts) for facts in state["runs"]]
-        parts: dict[tuple[int, int, bool], Part] = {}
-        for key, parent, forks, number, uses, tail in state["keys"]:
-            part = parts.get((number, uses, tail))
-            if part is None:
-                part = parts[number, uses, tail] = Part(runs[number], uses, tail)
-                part.run.parts.append(part)
-            part.count += 1
-            self._nodes[key] = node = Node(key, part)
-            node.parent, node.forks = parent, forks
-            if parent is not None:
-                self._kids[parent] = self._kids.get(parent, 0) + 1
-        for of, leaves in enumerate(state["leaves"]):
-            for key in leaves:
-                node = self._nodes[key]
-                self._leaves[of].set(key, node.part.run.time)
-                node.leaf_of, node.part.run.leaf = of, node
+        for keys, parent, forks, number, uses, tail in state["stretches"]:
+            stretch = Stretch(list(keys), len(keys), parent, runs[number])
+            stretch.forks, stretch.uses, stretch.tail = forks, uses, tail
+            self._stretches.adopt(stretch)
+        self._leaves.restore(state["leaves"], self._stretches.at)
         self._now = state["now"]
+        self._gaps, self._fresh = Thirds(state["gaps"]), Thirds(state["fresh"])
         self._hazards.restore(state["hazards"])
 
-    def _settle(self) -> None:
-        """Enter the leaf that is left to be."""
-        if self._sprouting is not None:
-            self._enter(self._sprouting)
-            self._sprouting = None
-
-    def _offer(
-        self, front: list[_Offer], entries: Iterator[tuple[float, int, Key]], at: int
+    def _offer_next(
+        self,
+        front: list[_Offer],
+        ticket: int,
+        rank: Rank,
+        leaves: Ranking[Stretch] | Iterator[_Entry],
     ) -> None:
-        """The oldest leaf of a class that was not offered yet."""
-        if (entry := next(entries, None)) is not None:
-            last, _, key = entry
-            worth = self._hazards.worth(at, self._now - last)
-            heappush(front, (worth, last, at, self._nodes[key], entries))
+        """The leaf that comes next of a class."""
+        if isinstance(leaves, Ranking):
+            leaves = leaves.entries()
+            next(leaves)
+        if (entry := next(leaves, None)) is not None:
+            last, _, leaf = entry
+            heappush(front, (self._worth(rank, last), last, ticket, leaf, (rank, leaves)))
 
-    def _bared(self, node: Node, gone: dict[Key, int]) -> Node | None:
-        """The parent, if with `node` the last of its children has gone."""
-        if (parent := node.parent) is None:
-            return None
-        gone[parent] = gone.get(parent, 0) + 1
-        before = self._nodes.get(parent)
-        if before is None or not before.resident or gone[parent] < self._kids[parent]:
-            return None
-        return before
+    def _worth(self, rank: Rank, last: float) -> float:
+        of, priority = rank
+        worth = self._hazards.worth(of, self._now - last)
+        return ldexp(worth, priority) if priority else worth
 
-    def _use(self, nodes: Sequence[Node], run: Run) -> None:
-        """Put nodes into a new run, in parts by how often they were used."""
-        old, taken, new = nodes[0].part, 0, None
-        parts: dict[int, Part] = {}
-        for node in nodes:
-            if (part := node.part) is not old or new is None:
-                if taken:
-                    self._shrink(old, taken, used=True)
-                old, taken, uses = part, 0, min(part.uses + 1, MOST)
-                new = parts.get(uses)
-                if new is None:
-                    new = parts[uses] = Part(run, uses, False)
-            node.part = new
-            new.count += 1
-            taken += 1
-        self._shrink(old, taken, used=True)
-        assert new is not None
-        new.count -= 1
-        nodes[-1].part = tail = Part(run, new.uses, True)
-        tail.count = 1
-        run.parts = [part for part in (*parts.values(), tail) if part.count]
-        for part in run.parts:
-            part.slot = self._hazards.begin(part.of, part.count, run.time)
+    def _use(self, stretches: Sequence[Stretch], run: Run) -> None:
+        """All of a path is used by `run`, and by no other any more."""
+        for stretch in stretches:
+            self._look_away(stretch, len(stretch.keys), used=True)
+            stretch.move(run)
+        path = self._stretches.join(stretches)
+        if len(path[-1].keys) > 1:
+            path[-1:] = self._stretches.split(path[-1], len(path[-1].keys) - 1)
+        path[-1].tail = True
+        for stretch in path:
+            self._observe(stretch)
+            if self._leaves.has(stretch):
+                self._leaves.sprout(stretch)
+        if self._stretches.is_leaf(path[-1]):
+            self._leaves.sprout(path[-1])
 
-    def _arrive(self, part: Part) -> None:
-        """One more key that nobody has used yet."""
-        part.count += 1
-        if part.slot >= 0:
-            self._hazards.join(part.slot)
-        elif part.count == 1:
-            part.run.parts.append(part)
-            part.slot = self._hazards.begin(part.of, 1, part.run.time)
-
-    def _shrink(self, part: Part, count: int, *, used: bool) -> None:
-        part.count -= count
-        if part.slot >= 0:
-            self._hazards.end(part.slot, count, self._now, used=used)
-        if not part.count:
-            run, part.slot = part.run, -1
-            run.parts.remove(part)
-            if not run.parts:
-                run.leaf = None
-
-    def _end(self, run: Run, fate: int) -> None:
-        """What is left of a run is of another fate now."""
+    def _condemn(self, run: Run, fate: int) -> None:
+        """What is left of a run has another fate from now on, or another priority."""
         run.fate = fate
-        for part in run.parts:
-            part.of = run.class_of(part)
-            if part.slot >= 0:
-                self._hazards.change(part.slot, part.of, self._now)
-        leaf = run.leaf
-        if leaf is not None and leaf.part.run is run and leaf.leaf_of >= 0:
-            self._sprout(leaf)
+        for stretch in run.stretches:
+            if stretch.of not in (-1, to := stretch.class_of):
+                count, of = len(stretch.keys), stretch.of
+                self._hazards.change(of, to, count, run.bits, run.time, self._now)
+                stretch.of = to
+            if self._leaves.has(stretch):
+                self._leaves.sprout(stretch)
 
-    def _sprout(self, node: Node) -> None:
-        """A key may have become a leaf, or be of another class now. It is entered when the next one
-        has: in most paths it is no leaf for long."""
-        if node.key in self._kids:
-            return
-        before, self._sprouting = self._sprouting, node
-        if before is not None and before is not node:
-            self._enter(before)
+    def _observe(self, stretch: Stretch) -> None:
+        stretch.of, run = stretch.class_of, stretch.run
+        self._hazards.begin(stretch.of, len(stretch.keys), run.bits, run.time)
 
-    def _enter(self, node: Node) -> None:
-        part = node.part
-        if node.leaf_of not in (-1, part.of):
-            self._leaves[node.leaf_of].discard(node.key)
-        node.leaf_of, part.run.leaf = part.of, node
-        self._leaves[part.of].set(node.key, part.run.time)
+    def _observe_arrived(self) -> None:
+        """Keys came, and nobody has used them."""
+        if (here := self._arriving) is not None and here.held:
+            here.run.bits = self._hazards.bits(len(here.keys))
+            self._observe(here)
+        self._arriving = None
 
-    def _wither(self, node: Node) -> None:
-        """A key is no leaf any more."""
-        if node is self._sprouting:
-            self._sprouting = None
-        if node.leaf_of >= 0:
-            self._leaves[node.leaf_of].discard(node.key)
-            node.leaf_of = -1
+    def _look_away(self, stretch: Stretch, count: int, *, used: bool) -> None:
+        """`count` of its keys are not observed any more."""
+        if stretch.of >= 0:
+            run = stretch.run
+            self._hazards.end(stretch.of, count, run.bits, run.time, self._now, used=used)
 
-    def _leave(self, node: Node) -> None:
-        node.resident = False
-        self._wither(node)
-        if (parent := node.parent) is None:
-            return
-        self._kids[parent] -= 1
-        if not self._kids[parent]:
-            del self._kids[parent]
-            before = self._nodes.get(parent)
-            if before is not None and before.resident:
-                self._sprout(before)
-
-    def _forget(self, key: Key) -> None:
-        node = self._nodes.pop(key)
-        self._shrink(node.part, 1, used=False)
+    def _pass_by(self, fresh: int) -> None:
+        """One more request, with so many keys that nobody had used: forget a little, and learn."""
+        lives = self._half_lives
+        lives[0] += 1 / _HALF_REQUESTS
+        lives[1] += fresh / (_HALF_FILLS * max(1, self.capacity))
+        self._num_requests += 1
+        self._hazards.pass_by(gone := min(lives))
+        self._half_lives = [life - gone for life in lives]
+        self._hazards.go_on()
+        if self._num_requests % _LESSON == 0:
+            self._hazards.learn(self._now)

@@ -45,6 +45,10 @@ class Ranking(Generic[_Key]):
         self._entries.pop(key, None)
         self._drop_stale()
 
+    def first(self) -> _Entry[_Key]:
+        """`(rank, serial, key)` of the least; there must be one."""
+        return self._heap[0]
+
     def _drop_stale(self) -> None:
         """Keep the first entry a true one: who reads finds it at once."""
         heap, entries = self._heap, self._entries

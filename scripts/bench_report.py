@@ -46,6 +46,10 @@ class BenchReport(Report):
         """Less is better, and the bar is one for `ours` itself, whatever it stands beside."""
         self._compare(figure, f"<= {bar:g} {figure.unit}", figure.ours <= bar)
 
+    def reaches(self, figure: Figure, bar: float) -> None:
+        """More is better, and the bar is one for `ours` itself, whatever it stands beside."""
+        self._compare(figure, f">= {bar:.4g}", figure.ours >= bar)
+
     def note(self, figure: Figure) -> None:
         """A figure without a bar: it helps to read another."""
         self._compare(figure, "", True)
