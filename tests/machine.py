@@ -617,6 +617,7 @@ class Engines(RuleBasedStateMachine):
             self.vacancies.clear()
         if self.owns_loop:
             self.loop.close()
+            logging.getLogger("tierd").setLevel(logging.NOTSET)
 
 
 def _home(number: int) -> int:
