@@ -11,8 +11,9 @@ is said nothing is kept here.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 from policies.base import NO_HINTS, Access, EvictionPolicy, Hints, Key
 
@@ -100,6 +101,20 @@ class Hinted(EvictionPolicy):
         first = (self._lanes[lane] for lane in lanes if lane < 0)
         last = (self._lanes[lane] for lane in lanes if lane > 0)
         return chain(chain.from_iterable(first), self.policy.victims(), chain.from_iterable(last))
+
+    def state(self) -> Mapping[str, Any]:
+        return {
+            "policy": self.policy.state(),
+            "lanes": [[lane, list(keys)] for lane, keys in self._lanes.items()],
+            "owners": [[key, owner] for key, owner in self._owners.items()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.policy.restore(state["policy"])
+        for lane, keys in state["lanes"]:
+            for key in keys:
+                self._enter(key, lane)
+        self._owners.update(state["owners"])
 
     def _ends(self, hints: Hints) -> bool:
         """Whether what is a session's own goes first from now on."""
