@@ -27,6 +27,10 @@ _TABLE = """CREATE TABLE block (
 ) WITHOUT ROWID, STRICT"""
 
 
+# What SQLite raises of a damaged file; the second, where its message quotes what is no text.
+_DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
+
+
 class Catalog:
     """Rows of trailers by array and slot; every method may block, and is safe in any thread."""
 
@@ -41,7 +45,7 @@ class Catalog:
         """The sealed catalog at `path`, or None if there is none that is sound."""
         if not path.exists():
             return None
-        with suppress(sqlite3.DatabaseError), ExitStack() as undo:
+        with suppress(*_DAMAGE), ExitStack() as undo:
             db = _connect(path)
             undo.callback(db.close)
             sealed = db.execute("PRAGMA user_version").fetchone()[0] == SEAL
@@ -128,11 +132,18 @@ class Catalog:
 
 
 def _read_through(db: sqlite3.Connection) -> int:
-    """The last seq, found by reading all there is of every row."""
-    query = "SELECT coalesce(max(seq), 0), max(slot), max(crc), max(tag) FROM block"
-    last_seq = db.execute(query).fetchone()[0]
-    if not isinstance(last_seq, int) or not 0 <= last_seq < _SEQ_END:
-        raise sqlite3.DatabaseError(f"{last_seq!r} is no seq")
+    """The last seq, found by reading all there is of every row: each array is looked for, as `rows`
+    does it, because a walk from row to row passes over damage that stops who looks."""
+    after, last_seq = "", 0
+    next_array = "SELECT min(array) FROM block WHERE array > ?"
+    all_of_it = "SELECT max(seq), max(slot), max(crc), max(tag) FROM block WHERE array = ?"
+    while (array := db.execute(next_array, (after,)).fetchone()[0]) is not None:
+        if not isinstance(array, str) or array <= after:
+            raise sqlite3.DatabaseError(f"{array!r} comes after {after!r}")
+        seq = db.execute(all_of_it, (array,)).fetchone()[0]
+        if not isinstance(seq, int) or not 0 <= seq < _SEQ_END:
+            raise sqlite3.DatabaseError(f"{seq!r} is no seq")
+        after, last_seq = array, max(last_seq, seq)
     return last_seq
 
 
@@ -153,5 +164,5 @@ def _as_oserror(path: Path) -> Iterator[None]:
     """A catalog that cannot be used is one more failure of the medium."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, *_DAMAGE) as error:
         raise OSError(errno.EIO, str(error), str(path)) from error

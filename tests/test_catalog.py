@@ -1,6 +1,7 @@
 """The catalog: what it gives back, and what damage to it costs, which is never a wrong block."""
 
 import os
+import random
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -77,6 +78,27 @@ async def test_a_catalog_with_a_page_of_garbage_is_made_anew(tmp_path: Path) -> 
         async with open_store(tmp_path) as store:
             assert dict(await store.recover()) == tags, f"page {page}"
             assert not await faults(store, tags)
+
+
+def test_a_damaged_catalog_that_is_opened_can_be_read(tmp_path: Path) -> None:
+    """Damage that a walk from row to row passes over may still stop who looks for an array."""
+    path, chance, opened = tmp_path / "c", random.Random(7), 0
+    with closing(Catalog.create(path)) as catalog:
+        for array in ("a", "b", "c"):
+            catalog.put(array, [Trailer(slot, slot, 0, b"%040d" % slot) for slot in range(90)])
+        catalog.seal()
+    sound = path.read_bytes()
+    for _ in range(600):
+        damaged = bytearray(sound)
+        at, nbytes = chance.randrange(len(sound)), chance.randint(1, 32)
+        damaged[at : at + nbytes] = bytes(nbytes) if chance.random() < 0.5 else os.urandom(nbytes)
+        path.write_bytes(damaged)
+        if (catalog := Catalog.open(path)) is not None:
+            opened += 1
+            with closing(catalog):
+                seqs = [row[1] for array in ("a", "b", "c") for row in rows(catalog, array)]
+                assert max(seqs) <= catalog.last_seq
+    assert opened > 100
 
 
 @pytest.mark.parametrize("seq", ["'text'", "9e99", "x'00'", str(1 << 62), "-7"])
