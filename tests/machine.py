@@ -301,7 +301,7 @@ class Engines(RuleBasedStateMachine):
                 self.on_loop(lambda: self.cache.advance([step], self.now()))
             return
         before = engine.lease.room
-        if self.fork_tail(engine) and publish:
+        if self.fork_tail(engine, upto) and publish:
             with pytest.raises(LeaseError, match="fork"):
                 self.on_loop(lambda: self.cache.advance([step], self.now()))
             return
@@ -309,9 +309,10 @@ class Engines(RuleBasedStateMachine):
         engine.written = min(engine.written, engine.lease.room)  # publishing freezes the length
         self.seen["published"] += engine.lease.room < before
 
-    def fork_tail(self, engine: Engine) -> bool:
-        """Whether the sequence ends in a block that another of its family may be writing."""
-        lease, length = engine.lease, max(engine.written, engine.lease.committed)
+    def fork_tail(self, engine: Engine, upto: int) -> bool:
+        """Whether a sequence that is published up to there ends in a block that another of its
+        family may be writing."""
+        lease, length = engine.lease, max(upto, engine.lease.committed)
         for table, size in zip(lease.tables, SIZES, strict=True):
             tail = table[length // size] if length % size else None
             if tail is not None and tail.state is State.PRIVATE and not lease.may_write(tail):
