@@ -77,9 +77,16 @@ def test_the_conformance_suite_catches_a_broken_placement_policy(
         getattr(Suite(), test)()
 
 
-def twice(*capacities: int, placement: PlacementPolicy) -> Rig:
-    """`a` was promoted from a full host tier, where it is the hottest; `x` and `y` are colder."""
-    rig = Rig(*capacities, placement=placement)
+def twice(
+    *capacities: int, placement: PlacementPolicy, before: PlacementPolicy | None = None
+) -> Rig:
+    """`a` was promoted from a full host tier, where it is the hottest; `x` and `y` are colder.
+
+    `before`: the placement until just before.
+    """
+    rig = Rig(*capacities, placement=before or placement)
+    if before is not None:
+        rig.cache.chain.place_by(placement)
     for name in ("x", "y", "a"):
         rig.place(HOST, name)
     lease = rig.acquire("a")
@@ -114,6 +121,18 @@ def test_what_lies_above_too_goes_first_below_if_the_placement_says_so(
     # What else the device has needs no place on the SSD; the only copy of something does.
     assert rig.found(SSD) == (set() if "x" in left else {"x"})
     assert rig.cache.chain.counts.dropped == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "left"),
+    [(Inclusive(), Exclusive(), {"x", "y", "n"}), (Exclusive(), Inclusive(), {"a", "n", "y"})],
+)
+def test_another_placement_decides_from_then_on(
+    before: PlacementPolicy, after: PlacementPolicy, left: set[str]
+) -> None:
+    rig = twice(4, 3, 8, placement=after, before=before)
+    demote(rig, "n")
+    assert rig.found(HOST) == left
 
 
 def test_a_copy_that_is_being_read_stays() -> None:

@@ -27,16 +27,15 @@ class TierChain:
         self, layout: KVLayout, tiers: Sequence[Tier], placement: PlacementPolicy | None = None
     ) -> None:
         self.layout, self.tiers = layout, list(tiers)
-        self.placement = placement or Inclusive()
         self.counts = Counts(blocks_hit=[0] * len(tiers))
-        self._duplicates = Duplicates(self.tiers, self.placement)
-        self.victims = Victims(self.tiers, self._duplicates)
         self._planned: list[Copy] = []
+        self.place_by(placement or Inclusive())
 
     def place_by(self, placement: PlacementPolicy) -> None:
         """Another placement policy from now on."""
         self.placement = placement
         self._duplicates = Duplicates(self.tiers, placement)
+        self.victims = Victims(self.tiers, self._duplicates)
 
     def take(self) -> list[Copy]:
         """The copies planned since the last call, in program order."""
